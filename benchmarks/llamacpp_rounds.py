@@ -8,6 +8,7 @@ that times can be divided by how slow the machine is at that moment. Of a profil
     python benchmarks/llamacpp_rounds.py PROFILE OUTPUT.jsonl [DTYPE..]
 
 `--requests 4`: as many at once, in slots; `--gammas 3`: these only, 0 for the target alone.
+`--passes`: then the passes of those drafts too, timed as the profile's are.
 """
 
 from __future__ import annotations
@@ -18,15 +19,21 @@ import statistics
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import TextIO
 
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.ops import Part
 from archsearch.engines.engine import EnginePrompt, EngineSettings, Sampling
+from archsearch.engines.measure.passes import MIN_STEPS, Case, PassRequest, measure_passes
 from archsearch.engines.measure.rows import PlainSteps
 from archsearch.engines.measure.turns import full_steps
 from archsearch.engines.registry import make_engine
+from archsearch.latency.engine_passes import EnginePasses
 from archsearch.latency.model import LatencyModel
 from archsearch.models.targets import resolve_target
 from archsearch.pipeline.in_engine import engine_target, random_draft
-from archsearch.profiles import Profile
+from archsearch.pipeline.profile.engine import CONTEXTS
+from archsearch.profiles import Measurement, PassShape, Profile
 from archsearch.workload import Workload
 
 TARGET, RATE, PROMPT, ROUNDS = "smollm2-135m", 0.7, 100, 16
@@ -45,6 +52,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=2, help="answers of a case")
     parser.add_argument("--gammas", type=int, nargs="+", default=GAMMAS)
+    parser.add_argument("--passes", action="store_true", help="the drafts' passes too")
     asked = parser.parse_args()
     profile, requests = Profile.load(asked.profile), asked.requests
     ref, threads = resolve_target(TARGET), profile.device.get("threads")
@@ -63,19 +71,10 @@ def main() -> None:
                 reference_s=profile.probe_reference_s[f"llama.cpp {dtype}"],
             )
             engine = make_engine("llama.cpp", replace(settings, concurrency=requests))
-            cases = [(shape, gamma) for shape in SHAPES for gamma in asked.gammas if gamma]
-            for shape, gamma in [(None, 0)] * (0 in asked.gammas) + cases:
-                draft, folder = None, None
-                if shape is not None:
-                    layers, hidden, ffn, heads = shape
-                    draft = ref.architecture.replace(
-                        num_hidden_layers=layers,
-                        hidden_size=hidden,
-                        intermediate_size=ffn,
-                        num_attention_heads=heads,
-                        num_key_value_heads=heads,
-                    )
-                    folder = random_draft(draft, dtype, Path(temporary))
+            drafts = [_draft(ref.architecture, *shape) for shape in SHAPES]
+            cases = [(draft, gamma) for draft in drafts for gamma in asked.gammas if gamma]
+            for draft, gamma in [(None, 0)] * (0 in asked.gammas) + cases:
+                folder = random_draft(draft, dtype, Path(temporary)) if draft else None
                 rates = tuple(RATE ** (place + 1) for place in range(gamma))
                 engine.start(engine_target(ref, "llama.cpp", dtype), folder, gamma, synthetic=rates)
                 times: list[float] = []
@@ -130,6 +129,33 @@ def main() -> None:
                     flush=True,
                 )
             engine.stop()
+            if asked.passes:
+                request = PassRequest(
+                    target=engine_target(ref, "llama.cpp", dtype),
+                    architecture=ref.architecture,
+                    dtype=dtype,
+                    mode="eager",
+                    slowdown=probe.now,
+                    contexts=CONTEXTS,
+                    repeats=1,
+                    rounds=2 * MIN_STEPS,
+                )
+                passes = EnginePasses(profile, dtype, "eager", "llama.cpp")
+                for place, draft in enumerate(drafts):
+                    folder = random_draft(draft, dtype, Path(temporary))
+                    for row in measure_passes(
+                        lambda case, settings=settings: make_engine(
+                            "llama.cpp", replace(settings, time_passes=True)
+                        ),
+                        request,
+                        [Case([(1, gamma) for gamma in GAMMAS], draft, folder, place=place)],
+                        record=lambda row: None,
+                    ):
+                        if row.kind != "pass" or PassShape.of(row).role != "draft":
+                            continue
+                        errors.setdefault(f"{dtype} passes", []).append(
+                            _pass_error(passes, row, rows)
+                        )
             probe.stop()
     for dtype, found_errors in errors.items():
         sizes = sorted(map(abs, found_errors))
@@ -137,6 +163,46 @@ def main() -> None:
             f"{dtype}: {len(sizes)} cases, median {statistics.median(sizes):.1%}, worst"
             f" {sizes[-1]:.1%}"
         )
+
+
+def _draft(target: Architecture, layers: int, hidden: int, ffn: int, heads: int) -> Architecture:
+    return target.replace(
+        num_hidden_layers=layers,
+        hidden_size=hidden,
+        intermediate_size=ffn,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+    )
+
+
+def _pass_error(passes: EnginePasses, row: Measurement, rows: TextIO) -> float:
+    """Relative error of a pass of an unseen draft, written down and printed."""
+    shape = PassShape.of(row)
+    found = passes.forward_s(
+        shape.architecture,
+        Part(shape.batch, shape.tokens, shape.context),
+        cold=row.cache == "cold",
+    )
+    error = found.value / row.median_s - 1.0
+    facts = {
+        "dtype": row.dtype,
+        "draft": shape.architecture.label(),
+        "pass_tokens": shape.tokens,
+        "context": shape.context,
+        "cache": row.cache,
+        "measured_s": row.median_s,
+        "predicted_s": found.value,
+        "predicted_std_s": found.std,
+        "error": error,
+    }
+    rows.write(json.dumps(facts) + "\n")
+    print(
+        f"{row.dtype} {shape.architecture.label()}, pass of {shape.tokens}, context"
+        f" {shape.context}, {row.cache}: {1e3 * row.median_s:.2f} ms, predicted"
+        f" {1e3 * found.value:.2f}, {error:+.1%}",
+        flush=True,
+    )
+    return error
 
 
 if __name__ == "__main__":

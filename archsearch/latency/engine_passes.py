@@ -3,15 +3,13 @@ not be those of the profile.
 
 A pass costs the engine
 
-    seconds = c . [1, layers, weight bytes from memory, weight bytes from the cache, head bytes,
-    GEMM FLOPs, head FLOPs,
-                   KV bytes, tokens, layers x tokens]   c >= 0, least squares of the relative errors
+    seconds = c . FEATURES   c >= 0, least squares of the relative errors
 
-times a Gaussian process over the shape for what that misses. Kernels are chosen by the number of
-tokens, so times jump (OpenVINO's pass of 2 tokens takes longer than its pass of 4): a pass that was
-itself measured, as every target's are, is answered by its row for as much as the row is surer than
-the smooth model. What a step takes beside its passes (sampling, scheduling, hand-over) is
-`AddedFit`.
+times a Gaussian process over the shape for what that misses. Kernels compute blocks of four rows
+and are chosen by the number of tokens, so times jump (llama.cpp's pass of 3 tokens in Q8_0 takes
+longer than its pass of 4): a pass that was itself measured, as every target's are, is answered by
+its row for as much as the row is surer than the smooth model. What a step takes beside its passes
+(sampling, scheduling, hand-over) is `AddedFit`.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from typing import Final
 import numpy as np
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.counts import body_parameters, kv_cache_bytes
+from archsearch.architecture.counts import body_parameters, cached_tokens, kv_cache_bytes
 from archsearch.architecture.grid import Pass, ShapeGrid
 from archsearch.architecture.ops import Attention, Gemm, Part, PassOps
 from archsearch.drafters.drafter import RoundPlan
@@ -45,9 +43,11 @@ FEATURES: Final = (
     "head bytes",
     "gemm flops",
     "head flops",
+    "flops beyond blocks of 4 rows",
+    "flops of odd rows",
+    "attention flops",
     "kv bytes",
     "tokens",
-    "layer tokens",
 )
 MIN_PASS_ROWS: Final = 12
 # Relative std of the same pass from one start of an engine to the next: four starts of vLLM decoded
@@ -154,16 +154,18 @@ class EnginePasses:
         self,
         layers: float,
         bytes_: tuple[float, float],
-        flops: tuple[float, float],
-        kv_bytes: float,
-        rows: float,
+        rows: tuple[float, float],
+        attention: tuple[float, float],
         share: float,
     ) -> list[float]:
-        """FEATURES; `bytes_` and `flops` of body and head. In a loop, the `share` of the weights
-        that the cache cannot keep comes from memory again."""
+        """FEATURES; `bytes_` and `rows` of body and head, `attention`: FLOPs and bytes. In a loop,
+        the `share` of the weights that the cache cannot keep comes from memory again."""
         body, head = bytes_
         parts = (1.0, layers, share * body, (1.0 - share) * body, head)
-        return [*parts, *flops, kv_bytes, rows, rows * layers]
+        each = 2.0 * body / self.dtype_bytes, 2.0 * head / self.dtype_bytes  # FLOPs of a row
+        flops = [each[0] * rows[0], each[1] * rows[1]]
+        beyond = (each[0] * (rows[0] % n) + each[1] * (rows[1] % n) for n in (4, 2))
+        return [*parts, *flops, *beyond, *attention, rows[0]]
 
     def _features(
         self, arch: Architecture, part: Part, cold: bool, is_target: bool, cache: CacheFit
@@ -171,12 +173,15 @@ class EnginePasses:
         body, head = body_parameters(arch), arch.head_rows * arch.hidden_size
         width, rows = self.dtype_bytes, float(part.batch * part.tokens)
         heads = rows if is_target else part.batch  # a draft needs each sequence's last token's only
+        total = part.context + part.tokens
         return self._vector(
             arch.num_hidden_layers,
             (body * width, head * width),
-            (2.0 * body * rows, 2.0 * head * heads),
-            kv_cache_bytes(arch, part.context + part.tokens, width, part.batch),
-            rows,
+            (rows, heads),
+            (
+                4.0 * rows * arch.q_size * cached_tokens(arch, total),
+                kv_cache_bytes(arch, total, width, part.batch),
+            ),
             1.0 if cold else cache.cold_share((body + head) * width),
         )
 
@@ -232,16 +237,23 @@ class EnginePasses:
             [(op, n) for op, n in counts.items() if isinstance(op, Gemm)]
             for counts in (ops.in_layers, ops.outside)
         )
-        weights = [sum(n * op.weight_elements() for op, n in part) for part in (body, head)]
-        bytes_ = (self.dtype_bytes * weights[0], self.dtype_bytes * weights[1])
-        flops = sum(n * op.flops() for op, n in body), sum(n * op.flops() for op, n in head)
-        rows = max((op.m for op, _ in body or head), default=0)
-        cached = sum(
-            n * op.kv_elements() for op, n in ops.in_layers.items() if isinstance(op, Attention)
+        weights = [
+            self.dtype_bytes * sum(n * op.weight_elements() for op, n in part)
+            for part in (body, head)
+        ]
+        rows = [float(max((op.m for op, _ in part), default=0)) for part in (body, head)]
+        cached = [(op, n) for op, n in ops.in_layers.items() if isinstance(op, Attention)]
+        attention = (
+            float(sum(n * op.flops() for op, n in cached)),
+            self.dtype_bytes * sum(n * op.kv_elements() for op, n in cached),
         )
-        share = 1.0 if cold else self.cache_.cold_share(max(sum(bytes_), 1))
+        share = 1.0 if cold else self.cache_.cold_share(max(sum(weights), 1))
         features = self._vector(
-            ops.layers, bytes_, flops, self.dtype_bytes * cached, float(rows), share
+            ops.layers,
+            (weights[0], weights[1]),
+            (rows[0] or rows[1], rows[1]),
+            attention,
+            share,
         )
         value = float(linear(self._coefficients, features))
         return Estimate(value, value * math.sqrt(float(np.mean(self.loo_**2))), "modelled")
