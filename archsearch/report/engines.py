@@ -85,7 +85,7 @@ def fastest_lines(ways: Sequence[Way], dtype: str) -> list[str]:
     best = next((way for way in own if way.measured), own[0])
     start = (
         f"Fastest{' measured' * best.measured} in"
-        if best.drafter
+        if best.drafter or best is not own[0]
         else "No draft is faster than none in"
     )
     words, rate = f"{start} {dtype} here: {way_words(best)} tokens/s", best.tokens_per_s.value

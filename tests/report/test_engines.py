@@ -88,6 +88,9 @@ def test_a_prediction_never_leads_a_measurement_and_says_what_it_lacks() -> None
     line, others, mends = lines(SLOW, predicted=(replace(VLLM, profile_first=first),))
     assert "transformers with rank 1" in line and "vLLM alone: 99.0 (predicted)" in others
     assert mends.startswith("vLLM is predicted without its own passes") and first in mends
+    drafted = replace(VLLM, drafter="rank 1", gamma=2)
+    line, _ = lines(QUICK, predicted=(drafted,))  # a draft may yet be faster than the quickest run
+    assert line == "Fastest measured in float32 here: llama.cpp alone: 38.6 tokens/s."
     own = ran("vllm", 15.0, 14.0)  # what was measured takes its place
     assert "99.0" not in " ".join(lines(SLOW, own, predicted=(VLLM,)))
     line, _ = lines(predicted=(VLLM, replace(VLLM, engine="transformers")))
