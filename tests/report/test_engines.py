@@ -23,6 +23,7 @@ def ran(engine: str, alone: float, drafted: float, dtype: str = "float32", **mor
         "speedup": Estimate(drafted / alone, 0.1, "measured"),
         "undecided": None,
         "dtype": dtype,
+        "draft_dtype": "",
         "gamma": 3,
         "identical_output": Identity(12, 11),
         "is_stale": lambda alpha: False,
@@ -66,6 +67,11 @@ def test_another_precision_is_another_model_and_named_where_it_is_faster() -> No
     assert others.endswith("alone: 16.7. In q4_0, another model, llama.cpp alone: 86.0.")
     _, others = lines(SLOW, QUICK, ran("llama.cpp", 30.0, 20.0, "q4_0"))
     assert others.endswith("alone: 16.7.")
+
+
+def test_a_draft_in_another_precision_than_the_target_says_so() -> None:
+    line, _ = lines(SLOW, ran("llama.cpp", 38.6, 50.3, draft_dtype="q8_0"))
+    assert "llama.cpp with rank 1 in q8_0 at gamma 3: 50.3" in line
 
 
 def test_a_busy_day_does_not_make_an_engine_slow() -> None:
