@@ -4,6 +4,7 @@ engines."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from archsearch.engine_facts import engine_facts
@@ -60,21 +61,15 @@ def _ways(session: SearchSession, engine: str, dtype: str, drafts: Iterable[str]
         for each, by in scorers.items()
         for score in trained or scores
     ]
-    if not found:
-        return []
-    drafter, best = max(found, key=lambda pair: pair[1].speedup.value)
     first = profile_first(session, scorer, engine, dtype)
-    return [
-        Way(engine=engine, dtype=dtype, tokens_per_s=_rate(best.decode_s), profile_first=first),
-        Way(
-            engine=engine,
-            dtype=dtype,
-            tokens_per_s=_rate(best.tpot_s),
-            drafter=drafter,
-            gamma=best.gamma,
-            profile_first=first,
-        ),
-    ]
+    alone = Way(
+        engine=engine, dtype=dtype, tokens_per_s=_rate(scorer.decode_s), profile_first=first
+    )
+    if not found:
+        return [alone]
+    drafter, best = max(found, key=lambda pair: pair[1].speedup.value)
+    drafted = replace(alone, tokens_per_s=_rate(best.tpot_s), drafter=drafter, gamma=best.gamma)
+    return [alone, drafted]
 
 
 def _score(session: SearchSession, scorer: Scorer, score: Score) -> Score:

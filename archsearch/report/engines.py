@@ -2,8 +2,7 @@
 draft.
 
 A speed-up is over the same engine alone, and engines differ by more than drafts bring: compared are
-tokens per second, at one precision. What an engine measured takes the place of what was predicted
-of it.
+tokens per second, at one precision. What was measured takes a prediction's place.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def ways_of(reading: Reading) -> list[Way]:
     for item in reading.candidates:
         for each in filter(None, (item.confirmed, *item.elsewhere)):
             if not each.is_stale(item.score.alpha):
-                found = each, f"rank {item.rank}"
+                found = each, f"rank {item.rank}{each.draft_dtype and f' in {each.draft_dtype}'}"
                 ran.setdefault((each.engine, each.dtype), []).append(found)
     for compared in reading.compared:
         for row in compared.rivals:
@@ -85,7 +84,7 @@ def fastest_lines(ways: Sequence[Way], dtype: str) -> list[str]:
     best = next((way for way in own if way.measured), own[0])
     start = (
         f"Fastest{' measured' * best.measured} in"
-        if best.drafter
+        if best.drafter or best is not own[0]
         else "No draft is faster than none in"
     )
     words, rate = f"{start} {dtype} here: {way_words(best)} tokens/s", best.tokens_per_s.value

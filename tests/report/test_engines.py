@@ -23,6 +23,7 @@ def ran(engine: str, alone: float, drafted: float, dtype: str = "float32", **mor
         "speedup": Estimate(drafted / alone, 0.1, "measured"),
         "undecided": None,
         "dtype": dtype,
+        "draft_dtype": "",
         "gamma": 3,
         "identical_output": Identity(12, 11),
         "is_stale": lambda alpha: False,
@@ -68,6 +69,11 @@ def test_another_precision_is_another_model_and_named_where_it_is_faster() -> No
     assert others.endswith("alone: 16.7.")
 
 
+def test_a_draft_in_another_precision_than_the_target_says_so() -> None:
+    line, _ = lines(SLOW, ran("llama.cpp", 38.6, 50.3, draft_dtype="q8_0"))
+    assert "llama.cpp with rank 1 in q8_0 at gamma 3: 50.3" in line
+
+
 def test_a_busy_day_does_not_make_an_engine_slow() -> None:
     """A drafter that came later, on a machine three times slower, brings what it brought."""
     later = ran("llama.cpp", 12.0, 9.6, gamma=2)
@@ -88,6 +94,9 @@ def test_a_prediction_never_leads_a_measurement_and_says_what_it_lacks() -> None
     line, others, mends = lines(SLOW, predicted=(replace(VLLM, profile_first=first),))
     assert "transformers with rank 1" in line and "vLLM alone: 99.0 (predicted)" in others
     assert mends.startswith("vLLM is predicted without its own passes") and first in mends
+    drafted = replace(VLLM, drafter="rank 1", gamma=2)
+    line, _ = lines(QUICK, predicted=(drafted,))  # a draft may yet be faster than the quickest run
+    assert line == "Fastest measured in float32 here: llama.cpp alone: 38.6 tokens/s."
     own = ran("vllm", 15.0, 14.0)  # what was measured takes its place
     assert "99.0" not in " ".join(lines(SLOW, own, predicted=(VLLM,)))
     line, _ = lines(predicted=(VLLM, replace(VLLM, engine="transformers")))
