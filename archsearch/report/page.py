@@ -21,7 +21,7 @@ from archsearch.report.chart_page import scripts, web_file
 from archsearch.report.compare import Comparison, compare_section
 from archsearch.report.confirmed import section_confirmed
 from archsearch.report.costs import section_costs
-from archsearch.report.engines import section_engines, ways_of, whole_headline
+from archsearch.report.engines import section_engines, whole_headline
 from archsearch.report.families import section_families
 from archsearch.report.headline import Headline
 from archsearch.report.learning import section_ladder, section_learning, section_rungs
@@ -85,7 +85,7 @@ def sections_of(run: Run, reading: Reading, head: Headline) -> list[Section]:
         section_best(found, unit),
         section_mix(found),
         section_families(reading.families, reading.compared),
-        section_engines(ways_of(reading), run.dtype),
+        section_engines(reading, run.dtype),
         section_time(reading.curves),
         section_elsewhere(reading.curves),
         section_why(reading.curves),

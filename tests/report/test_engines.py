@@ -41,7 +41,7 @@ def reading(*confirmed: Any, predicted: tuple[Way, ...] = ()) -> Any:
 
 
 def lines(*confirmed: Any, predicted: tuple[Way, ...] = ()) -> list[str]:
-    return fastest_lines(ways_of(reading(*confirmed, predicted=predicted)), "float32")
+    return fastest_lines(reading(*confirmed, predicted=predicted), "float32")
 
 
 SLOW, QUICK = ran("transformers", 16.7, 22.6), ran("llama.cpp", 38.6, 30.3)
@@ -104,10 +104,21 @@ def test_a_prediction_never_leads_a_measurement_and_says_what_it_lacks() -> None
 
 
 def test_the_report_draws_every_engine() -> None:
-    found = section_engines(ways_of(reading(SLOW, ran("llama.cpp", 60.0, 40.0, "q8_0"))), "float32")
+    found = section_engines(reading(SLOW, ran("llama.cpp", 60.0, 40.0, "q8_0")), "float32")
     assert len(found.tables[0].rows) == 4 and not found.words  # another precision: no verdict
     bars = {
         series.name: dict(zip(series.x, series.y, strict=True)) for series in found.charts[0].series
     }
     assert bars["alone"] == {"llama.cpp, q8_0": 60.0, "transformers, float32": 16.7}
-    assert not section_engines(ways_of(reading(SLOW)), "float32")
+    assert not section_engines(reading(SLOW), "float32")
+
+
+def test_an_engine_that_nothing_prices_is_named_with_its_command() -> None:
+    """After `profile --engine llama.cpp` alone the others were left out unsaid."""
+    alone = reading(QUICK)
+    alone.engines = EngineWays("float32", (), {"vllm": "archsearch profile --engine vllm"})
+    words = "Not compared, never profiled here (vLLM: archsearch profile --engine vllm)."
+    assert fastest_lines(alone, "float32") == [words]
+    both = reading(SLOW, QUICK)
+    both.engines = alone.engines
+    assert fastest_lines(both, "float32") == [*lines(SLOW, QUICK), words]
