@@ -191,8 +191,8 @@ class Design:
 
 
 def design(drifts: Mapping[str, Term], *, anchors: bool = True) -> Design:
-    """The rows of the table that are meant for levels, and this project's anchors; `drifts`: see
-    `learn_drifts`."""
+    """The rows of the table that are meant for levels, and this project's anchors; `drifts`: along
+    the block, by `kind_of`."""
     x, y, noise = [], [], []
     labels: list[dict[str, str]] = []
     for row in load_published():
