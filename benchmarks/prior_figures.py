@@ -41,14 +41,14 @@ from unittest import mock
 
 import numpy as np
 
-from archsearch.acceptance.drifts import learn_drifts, sweep_errors, sweeps
 from archsearch.acceptance.learnt import Learning
 from archsearch.acceptance.prior import SHAPE_NOISE_STD
-from archsearch.acceptance.published import Design, Levels, best_spread, design, lot_of
+from archsearch.acceptance.published import Design, Levels, design, lot_of
 from archsearch.acceptance.table import OWN_STUDY, Published, load_published
 from archsearch.acceptance.terms import load_fit
 from archsearch.files import write_json
 from archsearch.speedup import sigmoid
+from published_fit import best_spread, joint, learn_drifts, predict, sweep_errors, sweeps, where
 
 GOALS = {
     "level_mae": 0.45,
@@ -73,7 +73,7 @@ DEGENERATE_ALPHA = 0.98
 
 def after_one(levels: Levels, rows: Design) -> tuple[np.ndarray, np.ndarray]:
     """(errors, stds) of all other rows after each row in turn was measured."""
-    mean, covariance = levels.joint(rows)
+    mean, covariance = joint(levels, rows)
     errors, stds = [], []
     for i in range(len(rows)):
         gain = covariance[:, i] / covariance[i, i]
@@ -99,6 +99,11 @@ def pairs(rows: Design, error: np.ndarray) -> list[tuple[float, float, bool]]:
         if rows.groups["condition"][i] == rows.groups["condition"][j]
         and rows.groups["draft"][i] != rows.groups["draft"][j]
     ]
+
+
+def _published(rows: Design) -> Design:
+    """The rows of others, without this project's own drafts."""
+    return where(rows, [study != OWN_STUDY for study in rows.study])
 
 
 def mae(values: Any) -> float:
@@ -128,9 +133,9 @@ def levels_left_out(found: Sequence[Published], quick: bool) -> dict[str, Any]:
         drifts = learn_drifts([sweep for sweep in sweeps(found) if sweep.study != study])
         rows = design(drifts=drifts)
         inside = np.array([name == study for name in rows.study])
-        train, test = rows.where(~inside), rows.where(inside)
+        train, test = where(rows, ~inside), where(rows, inside)
         levels = Levels(train, start if quick else best_spread(train, start))
-        mean, sigma = levels.predict(test)
+        mean, sigma = predict(levels, test)
         gap = test.y - mean
         error.append(gap)
         std.append(sigma)
@@ -223,8 +228,9 @@ def left_out(found: Sequence[Published], quick: bool) -> dict[str, Any]:
     orders: list[tuple[bool, bool]] = []
     for study in sorted(set(everything.study) - {OWN_STUDY}):
         inside = np.array([name == study for name in everything.study])
-        train, test = everything.where(~inside), everything.where(inside)
-        mean, covariance = Levels(train, start if quick else best_spread(train, start)).joint(test)
+        train, test = where(everything, ~inside), where(everything, inside)
+        levels = Levels(train, start if quick else best_spread(train, start))
+        mean, covariance = joint(levels, test)
         for i in range(len(test)):
             std = math.sqrt(covariance[i, i])
             raw.append(
@@ -284,7 +290,7 @@ def families_as_shipped() -> dict[str, Any]:
     """Figure (g) of the stored fit, which has read these studies, asked about a target that nobody
     measured."""
     fit = load_fit()
-    rows = design(drifts=fit.drift, anchors=False)
+    rows = _published(design(drifts=fit.drift))
     orders = []
     for i in range(len(rows)):
         for j in range(i):
@@ -333,7 +339,7 @@ def log_linear(found: Sequence[Published], quick: bool) -> dict[str, Any]:
 
 def known_targets(found: Sequence[Published]) -> dict[str, Any]:
     """Figure (d)."""
-    rows = design(drifts=learn_drifts(sweeps(found)), anchors=False)
+    rows = _published(design(drifts=learn_drifts(sweeps(found))))
     spread = best_spread(rows)
     target, kind, draft = (
         np.array(labels)
@@ -349,8 +355,8 @@ def known_targets(found: Sequence[Published]) -> dict[str, Any]:
             if not (alike.any() if name == "same_kind" else (relatives & ~alike).any()):
                 continue
             kept = ~out if name == "same_kind" else ~out & ~alike
-            test = rows.where(out)
-            mean, std = Levels(rows.where(kept), spread).predict(test)
+            test = where(rows, out)
+            mean, std = predict(Levels(where(rows, kept), spread), test)
             errors.append(test.y - mean)
             stds.append(std)
             by_target.setdefault(str(target[out][0]), []).append(test.y - mean)
@@ -372,8 +378,8 @@ def known_targets(found: Sequence[Published]) -> dict[str, Any]:
     for one in sorted(
         {label for label, name in zip(draft, target, strict=True) if name == "llama-65b"}
     ):
-        test = rows.where(draft == one)
-        mean, std = Levels(rows.where(draft != one), spread).predict(test)
+        test = where(rows, draft == one)
+        mean, std = predict(Levels(where(rows, draft != one), spread), test)
         paper += [
             {
                 "draft": one.rpartition("|")[2],
@@ -403,9 +409,10 @@ def off_the_shelf(found: Sequence[Published], quick: bool) -> dict[str, Any]:
     gaps = []
     for study in sorted({lot.partition("|")[0] for lot in untuned}):
         inside = np.array([name == study for name in everything.study])
-        test = everything.where(inside & np.isin(lots, sorted(untuned)))
-        train = everything.where(~inside)
-        mean, _ = Levels(train, start if quick else best_spread(train, start)).predict(test)
+        test = where(everything, inside & np.isin(lots, sorted(untuned)))
+        train = where(everything, ~inside)
+        levels = Levels(train, start if quick else best_spread(train, start))
+        mean, _ = predict(levels, test)
         errors = np.array([sigmoid(y) - sigmoid(m) for y, m in zip(test.y, mean, strict=True)])
         result["by_study"][study] = {
             "rows": len(errors),

@@ -68,7 +68,7 @@ VOCABULARY_STD_KNOWN: Final = 0.03
 # starts after a miss) and the later ones above, which nearly
 # cancels: the closed form is 0 to 5 % too high at gamma 4 to 8 in nine greedy traces of this
 # project (three of the demo, six sketches) and 0 to 4 % in sampled published sweeps (NeMo-RL). From
-# the *first* position acceptance rises when greedy: `learn_drifts`.
+# the *first* position acceptance rises when greedy (published_fit.json).
 INDEPENDENT_DRIFT: Final = Term(0.0, 0.05)
 
 # Std of logit(alpha) over kinds of prompts, one shape distilled on each
