@@ -320,15 +320,10 @@ class _DraftHead:
         import torch
 
         from archsearch.models.drafts import head_token_ids
+        from archsearch.text.generate import check_logits
 
+        check_logits(draft.config, "draft")
         module = draft.get_output_embeddings()
-        for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
-            if getattr(draft.config, name, None) not in (None, 1, 1.0):
-                value = getattr(draft.config, name)
-                raise ArchsearchError(
-                    f"the draft's {name}={value} changes its logits; such drafts are not"
-                    " supported yet"
-                )
         self.weight, self.bias = module.weight.detach(), getattr(module, "bias", None)
         kept = head_token_ids(draft)
         self.ids = torch.arange(self.weight.shape[0]) if kept is None else kept.cpu()
