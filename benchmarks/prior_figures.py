@@ -43,12 +43,12 @@ import numpy as np
 
 from archsearch.acceptance.learnt import Learning
 from archsearch.acceptance.prior import SHAPE_NOISE_STD
-from archsearch.acceptance.published import Design, Levels, design, lot_of
-from archsearch.acceptance.table import OWN_STUDY, Published, load_published
 from archsearch.acceptance.terms import load_fit
 from archsearch.files import write_json
 from archsearch.speedup import sigmoid
 from published_fit import best_spread, joint, learn_drifts, predict, sweep_errors, sweeps, where
+from published_levels import Design, Levels, design, lot_of
+from published_table import OWN_STUDY, Published, load_published
 
 GOALS = {
     "level_mae": 0.45,

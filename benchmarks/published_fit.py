@@ -3,8 +3,8 @@ acceptance along a block, the spreads of the random effects, and the posterior o
 
     python benchmarks/published_fit.py
 
-writes archsearch/acceptance/published_fit.json out of published.csv, anchors.yaml and
-shape_study.csv beside it. Some seconds.
+writes published_fit.json and known_targets.npz in archsearch/acceptance/, out of published.csv,
+anchors.yaml and shape_study.csv beside them. Some seconds.
 """
 
 from __future__ import annotations
@@ -18,30 +18,32 @@ from typing import Final
 import numpy as np
 from scipy.optimize import minimize
 
-from archsearch.acceptance.published import (
+from archsearch.acceptance.known_targets import KNOWN_FILE
+from archsearch.acceptance.published import Spread
+from archsearch.acceptance.terms import COEFFICIENTS, FIT_FILE, PublishedFit, Term, load_fit
+from archsearch.estimate import Array
+from archsearch.files import atomic_path, write_json
+from archsearch.speedup import alpha_from_tau, drifting_positions, tau_from_positions
+from published_levels import (
     EFFECTS,
     Design,
     Levels,
     Query,
-    Spread,
     coefficients_for,
     design,
     kind_of,
+    known_targets,
     own_slopes,
     prior_moments,
     same,
 )
-from archsearch.acceptance.table import (
+from published_table import (
     ANCHORS_FILE,
     PUBLISHED_FILE,
     STUDY_FILE,
     Published,
     load_published,
 )
-from archsearch.acceptance.terms import COEFFICIENTS, FIT_FILE, PublishedFit, Term
-from archsearch.estimate import Array
-from archsearch.files import write_json
-from archsearch.speedup import alpha_from_tau, drifting_positions, tau_from_positions
 
 # --- how acceptance runs along a block, from sweeps over gamma and printed positions
 
@@ -273,5 +275,29 @@ def save_fit(fit: PublishedFit) -> None:
     )
 
 
+def stored_levels() -> Levels:
+    """The regression with the spreads and drifts of published_fit.json."""
+    fit = load_fit()
+    return Levels(design(drifts=fit.drift), Spread(**fit.spread))
+
+
+def save_known_targets() -> None:
+    """Write known_targets.npz, from the spreads and drifts of published_fit.json."""
+    found = known_targets(stored_levels())
+    kept = list({id(each): each for each in found.values()}.values())
+    half = np.triu_indices(len(COEFFICIENTS))
+    with atomic_path(KNOWN_FILE) as path, path.open("wb") as file:
+        np.savez_compressed(
+            file,
+            names=np.array(list(found)),
+            rows=np.array([next(i for i, k in enumerate(kept) if k is v) for v in found.values()]),
+            mean=np.array([mean for mean, _, _ in kept]),
+            upper=np.array([covariance[half] for _, covariance, _ in kept]),
+            words=np.array([words for _, _, words in kept]),
+        )
+
+
 if __name__ == "__main__":
     save_fit(fit_all())
+    load_fit.cache_clear()
+    save_known_targets()

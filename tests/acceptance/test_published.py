@@ -9,22 +9,8 @@ import numpy as np
 import pytest
 
 from archsearch.acceptance.estimator import DRAFTERS
-from archsearch.acceptance.published import (
-    EFFECTS,
-    Design,
-    Levels,
-    Spread,
-    design,
-    level_alpha,
-)
-from archsearch.acceptance.table import (
-    OWN_STUDY,
-    PUBLISHED_FILE,
-    STUDY_FILE,
-    load_published,
-    load_shape_study,
-)
-from archsearch.acceptance.terms import COEFFICIENTS, Term, load_fit, prior_of
+from archsearch.acceptance.published import Spread
+from archsearch.acceptance.terms import COEFFICIENTS, SHAPE_TERMS, Term, load_fit
 from archsearch.errors import ArchsearchError
 from archsearch.speedup import alpha_from_tau, drifting_positions, sigmoid, tau, tau_from_positions
 from published_fit import (
@@ -38,6 +24,14 @@ from published_fit import (
     sweep_errors,
     sweeps,
     where,
+)
+from published_levels import EFFECTS, Design, Levels, PriorTerms, design, level_alpha, prior_of
+from published_table import (
+    OWN_STUDY,
+    PUBLISHED_FILE,
+    STUDY_FILE,
+    load_published,
+    load_shape_study,
 )
 
 
@@ -183,6 +177,10 @@ def test_the_stored_fit_is_that_of_the_table() -> None:
     )
 
 
+def test_every_term_of_a_shape_has_a_prior() -> None:
+    assert tuple(PriorTerms.__annotations__) == SHAPE_TERMS
+
+
 def made_up(slope: float, seed: int = 0, studies: int = 12) -> Design:
     """Studies with random levels whose drafts differ in size by `slope` per decade."""
     rng = np.random.default_rng(seed)
@@ -255,7 +253,7 @@ def test_the_posterior_is_that_of_generalised_least_squares() -> None:
     for name in ("study", "draft"):
         known = sorted(set(rows.groups[name]))
         columns.append(
-            spread.effect(name)
+            getattr(spread, name)
             * np.array(
                 [[label == one for one in known] for label in rows.groups[name]], dtype=float
             )
