@@ -1,6 +1,6 @@
 """archsearch: hardware-aware draft-model architecture search for speculative decoding.
 
-    from archsearch import Architecture, Workload, Profile, LatencyModel, SearchSpace, Scorer, score
+    from archsearch import Architecture, Workload, Profile, LatencyModel, SearchSpace, Scorer
 
 The names load on first use, so that `import archsearch` costs nothing.
 """
@@ -27,7 +27,6 @@ _PUBLIC = {
     "SearchSpace": "archsearch.search.space",
     "Workload": "archsearch.workload",
     "load_space": "archsearch.search.space",
-    "score": "archsearch.search.objective",
 }
 __all__ = ["__version__", *_PUBLIC]
 

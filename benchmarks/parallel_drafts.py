@@ -4,7 +4,7 @@
     python benchmarks/parallel_drafts.py
 
 Fits the drift of P-EAGLE heads to the published sweeps of
-`results/2026-11-22-families/parallel.csv` as `published_fit.learn_drifts` fits those of the table,
+`results/2026-11-22-families/parallel.csv` as `acceptance_fit.learn_drifts` fits those of the table,
 one study a target, and shows where the first position stands beside an EAGLE-3 head of the same
 target.
 """
@@ -16,9 +16,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Final
 
+from acceptance_fit import Sweep, learn_drifts
 from archsearch.acceptance.terms import FIT_FILE, Term, load_fit
 from archsearch.speedup import alpha_from_tau, logit
-from published_fit import Sweep, learn_drifts
 
 ROWS: Final = Path(__file__).parent / "results/2026-11-22-families/parallel.csv"
 Key = tuple[str, str, str]  # study, family, data set

@@ -41,12 +41,12 @@ from unittest import mock
 
 import numpy as np
 
+from acceptance_fit import best_spread, joint, learn_drifts, predict, sweep_errors, sweeps, where
 from archsearch.acceptance.learnt import Learning
 from archsearch.acceptance.prior import SHAPE_NOISE_STD
 from archsearch.acceptance.terms import load_fit
 from archsearch.files import write_json
 from archsearch.speedup import sigmoid
-from published_fit import best_spread, joint, learn_drifts, predict, sweep_errors, sweeps, where
 from published_levels import Design, Levels, design, lot_of
 from published_table import OWN_STUDY, Published, load_published
 

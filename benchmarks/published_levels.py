@@ -12,7 +12,7 @@ Drafts of one lot on one text share all but the last, so an ablation speaks clea
 size although levels scatter widely. This project's own drafts (anchors, and a lot of them: the
 study of shapes) are one more study: their effects speak for their own target only.
 
-`published_fit.py` fits spreads and drifts and writes what `archsearch.acceptance` reads: the
+`acceptance_fit.py` fits spreads and drifts and writes what `archsearch.acceptance` reads: the
 coefficients for a target that nobody measured, and those for each target that the table knows.
 """
 

@@ -2,7 +2,7 @@
 other sizes, condition the prediction for a new draft.
 
 A target is known by its shape (fine-tunes share it) where the catalogue has that shape.
-known_targets.npz holds what `benchmarks/published_fit.py` made of each.
+known_targets.npz holds what `benchmarks/acceptance_fit.py` made of each.
 """
 
 from __future__ import annotations

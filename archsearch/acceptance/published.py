@@ -1,4 +1,4 @@
-"""The spreads of published acceptance (published.csv), as `benchmarks/published_fit.py` finds
+"""The spreads of published acceptance (published.csv), as `benchmarks/acceptance_fit.py` finds
 them."""
 
 from __future__ import annotations

@@ -308,10 +308,10 @@ def symmetric(upper: Sequence[float] | np.ndarray) -> np.ndarray:
 
 @cache
 def load_fit(path: Path = FIT_FILE) -> PublishedFit:
-    """The stored outcome of benchmarks/published_fit.py. Fast: no table is read."""
+    """The stored outcome of benchmarks/acceptance_fit.py. Fast: no table is read."""
     data = read_json(path, "fit of the published measurements")
     other = ArchsearchError(
-        f"{path} was made by another version; run: python benchmarks/published_fit.py"
+        f"{path} was made by another version; run: python benchmarks/acceptance_fit.py"
     )
     size = len(COEFFICIENTS)
     try:

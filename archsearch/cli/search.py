@@ -86,7 +86,8 @@ def goals(text: str) -> tuple[str, ...]:
     ),
     o.opt(
         "--confirm confirm_count",
-        "Train drafts and run the best K in the engine (default with --time-budget: 1).",
+        "Train drafts and run the best K in the engine; 0: rank only, the default without"
+        " --time-budget (with it: 1).",
         o.WHOLE,
         metavar="K",
     ),
@@ -97,7 +98,6 @@ def goals(text: str) -> tuple[str, ...]:
         o.COUNT,
         24,
     ),
-    o.opt("--no-confirm", "Rank only (the default).", bool),
     o.opt(
         "--anyway",
         "Train also where nothing that would be trained can be expected to pay (else only ranked).",
@@ -130,7 +130,6 @@ def search(
     asked: WorkloadRequest,
     load: LoadRequest,
     confirm_count: int | None,
-    no_confirm: bool,
     time_budget: float | None,
     explain: bool,
     anyway: bool,
@@ -162,10 +161,6 @@ def search(
     from archsearch.pipeline.serving import asked_mix
     from archsearch.report.terminal.search import search_text, survey_text
 
-    if no_confirm and confirm_count:
-        raise ArchsearchError(
-            f"--confirm {confirm_count} and --no-confirm contradict each other; leave one out"
-        )
     options["domain"] = options["domain"] or ""
     for name in ("alpha", "finalists"):  # a default is no wish: the search may choose
         options[name] = options[name] if o.set_by_user(name) else None
@@ -175,7 +170,7 @@ def search(
         target,
         asked,
         mix=mix,
-        confirm=0 if no_confirm else confirm_count,
+        confirm=confirm_count,
         time_budget_s=time_budget,
         **options,
     )

@@ -128,6 +128,18 @@ def tokenizers_differ(
     ]
 
 
+def check_tokenizer(
+    ours: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase, whose: str
+) -> None:
+    """Raise ArchsearchError where the tokenizer `other` is not the target's: its ids mean other
+    tokens."""
+    if differences := tokenizers_differ(ours, other, limit=3):
+        raise ArchsearchError(
+            f"the tokenizer {whose} differs from the target's ({'; '.join(differences)}); use a"
+            " draft made for this target"
+        )
+
+
 # of a machine's memory: a second copy of the target, to write text faster, may take so much
 COPY_SHARE: Final = 0.125
 

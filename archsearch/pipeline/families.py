@@ -65,7 +65,7 @@ def choose_families(
         if others:
             raise ArchsearchError(
                 f"a search trains independent drafts and {', '.join(HEAD_FAMILIES)} heads, not"
-                f" {', '.join(others)}: leave out --family, or rank only (--no-confirm)"
+                f" {', '.join(others)}: leave out --family, or rank only (--confirm 0)"
             )
         if asked and INDEPENDENT not in asked:
             raise ArchsearchError(

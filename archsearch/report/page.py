@@ -48,13 +48,13 @@ class Opening:
 
 
 def write_html(run: Run) -> Path:
-    """report.html: one page that needs no other file and no network; the path."""
+    """Write report.html; its path."""
     files.write_text(run.report_file, page_of(run)[0])
     return run.report_file
 
 
 def write_figures(run: Run) -> list[Path]:
-    """figures/ of a run: every chart of its report as SVG, PNG and CSV, every table as CSV."""
+    """Write figures/ of a run: see `chart_files.write_files`."""
     from archsearch.report.chart_files import write_files
 
     return write_files(run.path / "figures", page_of(run)[1])

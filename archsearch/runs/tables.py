@@ -161,8 +161,7 @@ COMPARISON_FILES: Final = "heads/comparison-*.json"
 @dataclass(frozen=True, kw_only=True)
 class Represented:
     """A family by its best drafter. `rank`: None where the run does not rank it; `gamma`: what it
-    runs best with, `speedup`: predicted at that; `assumed`: why its acceptance is no more than a
-    belief."""
+    runs best with, `speedup`: predicted at that; `assumed`: as of `Score`."""
 
     family: str
     rank: int | None = None

@@ -492,21 +492,6 @@ def draft_bytes(draft: Draft, workload: Workload) -> int:
     return as_drafter(draft).bytes(workload, workload.batch_size, workload.context_len)
 
 
-def score(
-    draft: Draft,
-    target: Architecture,
-    workload: Workload,
-    latency: LatencyOfRounds,
-    acceptance: AcceptanceEstimator,
-    *,
-    max_gamma: int = speculation.MAX_GAMMA,
-    domain: str = "chat",
-) -> Score:
-    """The score of one draft at its best gamma. For many drafts of one target, or gammas of one's
-    own, make a `Scorer` once."""
-    return Scorer(target, workload, latency, acceptance, max_gamma=max_gamma, domain=domain)(draft)
-
-
 def difference_std(
     first: Score, second: Score, acceptance: AcceptanceEstimator, context: AcceptanceContext
 ) -> float:

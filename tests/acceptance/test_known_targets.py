@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from acceptance_fit import predict, stored_levels, where
 from archsearch.acceptance.estimator import AcceptanceContext
 from archsearch.acceptance.known_targets import known_target
 from archsearch.acceptance.learnt import training_of
@@ -16,7 +17,6 @@ from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.speedup import logit, logit_std
-from published_fit import predict, stored_levels, where
 from published_levels import Levels, Query, coefficients_for
 from published_levels import known_targets as fitted
 

@@ -8,12 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from archsearch.acceptance.estimator import DRAFTERS
-from archsearch.acceptance.published import Spread
-from archsearch.acceptance.terms import COEFFICIENTS, SHAPE_TERMS, Term, load_fit
-from archsearch.errors import ArchsearchError
-from archsearch.speedup import alpha_from_tau, drifting_positions, sigmoid, tau, tau_from_positions
-from published_fit import (
+from acceptance_fit import (
     Sweep,
     best_spread,
     fit_all,
@@ -25,6 +20,11 @@ from published_fit import (
     sweeps,
     where,
 )
+from archsearch.acceptance.estimator import DRAFTERS
+from archsearch.acceptance.published import Spread
+from archsearch.acceptance.terms import COEFFICIENTS, SHAPE_TERMS, Term, load_fit
+from archsearch.errors import ArchsearchError
+from archsearch.speedup import alpha_from_tau, drifting_positions, sigmoid, tau, tau_from_positions
 from published_levels import EFFECTS, Design, Levels, PriorTerms, design, level_alpha, prior_of
 from published_table import (
     OWN_STUDY,
@@ -166,7 +166,7 @@ def test_feature_drafters_are_brought_to_one_gamma(rows) -> None:
 def test_the_stored_fit_is_that_of_the_table() -> None:
     """published_fit.json, made again from published.csv and anchors.yaml."""
     stored = load_fit()
-    assert stored.inputs == inputs_hash(), "the table changed: python benchmarks/published_fit.py"
+    assert stored.inputs == inputs_hash(), "the table changed: python benchmarks/acceptance_fit.py"
     again = fit_all(Spread(**stored.spread))
     assert again.mean == pytest.approx(stored.mean, abs=5e-3)
     assert np.sqrt(np.diag(again.covariance)) == pytest.approx(

@@ -257,7 +257,6 @@ def test_commands_and_arguments_that_do_not_exist() -> None:
     assert "--target" in refused("estimate", "--draft", "wide-796m")
     assert "colours" in refused("list", "colours")
     assert "runs/none" in refused("export", "runs/none", "--output", "x")
-    assert "contradict" in refused(*SEARCH, "--confirm", "1", "--no-confirm")
 
 
 def test_a_profile_of_another_schema(world: Path) -> None:

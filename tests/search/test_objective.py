@@ -13,7 +13,7 @@ from archsearch.architecture.counts import parameters
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.latency.draft_passes import LatencyOfRounds
-from archsearch.search.objective import Score, Scorer, draft_bytes, score
+from archsearch.search.objective import Score, Scorer, draft_bytes
 from archsearch.search.space import Limits
 from archsearch.workload import Workload
 
@@ -108,11 +108,11 @@ def test_gamma_is_the_best_of_all(make_scorer):
 
 def test_a_hopeless_draft_is_scored_not_refused(smollm2, roofline):
     slow = DRAFT.replace(num_hidden_layers=60)
-    result = score(slow, smollm2, Workload(), roofline(), GivenAcceptance(0.1))
+    result = Scorer(smollm2, Workload(), roofline(), GivenAcceptance(0.1))(slow)
     assert not result.pays and result.speedup.value < 1 and result.gamma == 1
     slower = slow.replace(num_hidden_layers=200)
     assert (
-        score(slower, smollm2, Workload(), roofline(), GivenAcceptance(0.1)).break_even_alpha
+        Scorer(smollm2, Workload(), roofline(), GivenAcceptance(0.1))(slower).break_even_alpha
         is None
     )
 

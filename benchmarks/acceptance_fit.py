@@ -1,7 +1,7 @@
 """The fit that the acceptance prior reads, from the table of published acceptance: the drift of
 acceptance along a block, the spreads of the random effects, and the posterior of all coefficients.
 
-    python benchmarks/published_fit.py
+    python benchmarks/acceptance_fit.py
 
 writes published_fit.json and known_targets.npz in archsearch/acceptance/, out of published.csv,
 anchors.yaml and shape_study.csv beside them. Some seconds.
@@ -259,7 +259,7 @@ def save_fit(fit: PublishedFit) -> None:
         FIT_FILE,
         {
             "about": (
-                "made by `python benchmarks/published_fit.py` from published.csv and"
+                "made by `python benchmarks/acceptance_fit.py` from published.csv and"
                 " anchors.yaml; do not edit"
             ),
             "inputs": fit.inputs,
