@@ -19,7 +19,6 @@ import numpy as np
 from scipy.optimize import minimize
 
 from archsearch.acceptance.known_targets import KNOWN_FILE
-from archsearch.acceptance.published import Spread
 from archsearch.acceptance.terms import COEFFICIENTS, FIT_FILE, PublishedFit, Term, load_fit
 from archsearch.estimate import Array
 from archsearch.files import atomic_path, write_json
@@ -29,6 +28,7 @@ from published_levels import (
     Design,
     Levels,
     Query,
+    Spread,
     coefficients_for,
     design,
     kind_of,

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import combinations
 from typing import Final
@@ -34,12 +34,13 @@ from archsearch.acceptance.learnt import (
     Learning,
     head_terms,
 )
-from archsearch.acceptance.published import ALIKE_DATASETS, ALIKE_TEXTS, READING_STD, Spread
+from archsearch.acceptance.prior import ALIKE_DATASETS, ALIKE_TEXTS, text_std
 from archsearch.acceptance.terms import (
     COEFFICIENTS,
     DOMAIN_PARTS,
     FEATURE_DRAFTERS,
     LOT_TERMS,
+    READING_STD,
     REFERENCE_GAMMA,
     Term,
     attention_terms,
@@ -349,6 +350,26 @@ def _labels(
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Std in logit of each effect, and of what is left; `slope`: how far the terms of SLOPES differ
+    from study to study, as a share of each one's prior std."""
+
+    family: float = 0.2
+    family_domain: float = 0.2
+    target: float = 0.2
+    study: float = 0.2
+    lot: float = 0.2
+    domain: float = 0.2
+    text: float = 0.2
+    loose_text: float = 0.3
+    dataset: float = 0.2
+    loose_dataset: float = 0.2
+    draft: float = 0.1
+    residual: float = 0.1
+    slope: float = 0.5
+
+
 def same(first: Sequence[str], second: Sequence[str]) -> np.ndarray:
     """[len(first), len(second)] 1 where two labels are one group, 0 where they differ or there is
     none."""
@@ -456,7 +477,9 @@ def coefficients_for(levels: Levels, query: Query) -> tuple[Array, Array]:
         of_family = f"{query.family}|{domain}" if query.family else ""
         of_study = f"{query.study}|{domain}" if query.study else ""
         shared(f"domain {domain}", ("family_domain", of_family), ("domain", of_study))
-        total[COEFFICIENTS.index(f"domain {domain}")] += spread.of_text(domain) ** 2
+        total[COEFFICIENTS.index(f"domain {domain}")] += (
+            text_std(domain, asdict(spread), own=False) ** 2
+        )
     for term in LOT_TERMS:
         number = COEFFICIENTS.index(term)
         total[number] += spread.study**2 + spread.lot**2

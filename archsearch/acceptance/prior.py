@@ -32,7 +32,6 @@ import numpy as np
 
 from archsearch.acceptance.estimator import Acceptance, AcceptanceContext, AcceptanceObservation
 from archsearch.acceptance.known_targets import known_target
-from archsearch.acceptance.published import Spread
 from archsearch.acceptance.terms import (
     COEFFICIENTS,
     FEATURE_DRAFTERS,
@@ -75,6 +74,9 @@ INDEPENDENT_DRIFT: Final = Term(0.0, 0.05)
 # (benchmarks/text_likeness.py). The table's data sets, whose drafts are larger and saw much of
 # everything, spread by half as much.
 NARROW_TEXT_STD: Final = 0.65
+# Domains whose texts are alike, and those whose data sets are: the others spread more.
+ALIKE_TEXTS: Final = ("chat", "code")
+ALIKE_DATASETS: Final = ("chat",)
 # The correlation of two texts' effects is their likeness to this power
 # (benchmarks/text_likeness.py).
 LIKENESS_POWER: Final = 1.0
@@ -150,9 +152,10 @@ def _untrimmed_alpha(alpha: float, coverage: float) -> float:
 def text_std(domain: str, spread: Mapping[str, float], *, own: bool = True) -> float:
     """Std in logit of a text's own effect in a domain: as the table's data sets spread, and with
     `own` of `narrow` as it was measured here where that is more."""
-    return max(
-        NARROW_TEXT_STD if own and domain == "narrow" else 0.0, Spread(**spread).of_text(domain)
-    )
+    text = spread["text" if domain in ALIKE_TEXTS else "loose_text"]
+    dataset = spread["dataset" if domain in ALIKE_DATASETS else "loose_dataset"]
+    measured = NARROW_TEXT_STD if own and domain == "narrow" else 0.0
+    return max(measured, math.hypot(text, dataset))
 
 
 def text_correlation(likeness: float) -> float:

@@ -57,6 +57,8 @@ USUAL_TOKENS_MOST: Final = 4e8
 # HEAD_CONTEXT.
 WINDOW_CONTEXT: Final = 95
 HEAD_CONTEXT: Final = 2048
+# What a printed tau or rate is rounded and sampled to, logit.
+READING_STD: Final = 0.03
 # The gamma at which the alpha of a feature drafter (which sinks along the block) is meant.
 REFERENCE_GAMMA: Final = 5
 

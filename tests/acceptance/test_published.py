@@ -21,11 +21,19 @@ from acceptance_fit import (
     where,
 )
 from archsearch.acceptance.estimator import DRAFTERS
-from archsearch.acceptance.published import Spread
 from archsearch.acceptance.terms import COEFFICIENTS, SHAPE_TERMS, Term, load_fit
 from archsearch.errors import ArchsearchError
 from archsearch.speedup import alpha_from_tau, drifting_positions, sigmoid, tau, tau_from_positions
-from published_levels import EFFECTS, Design, Levels, PriorTerms, design, level_alpha, prior_of
+from published_levels import (
+    EFFECTS,
+    Design,
+    Levels,
+    PriorTerms,
+    Spread,
+    design,
+    level_alpha,
+    prior_of,
+)
 from published_table import (
     OWN_STUDY,
     PUBLISHED_FILE,
