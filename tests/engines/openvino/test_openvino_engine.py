@@ -116,11 +116,11 @@ def test_precision_is_what_the_device_can() -> None:
 
 
 def test_end_tokens_come_from_the_generation_config_first(tmp_path: Path) -> None:
-    assert worker.openvino_worker.end_tokens(tmp_path) == []
+    assert worker.openvino_worker.ends_of(tmp_path) == []
     (tmp_path / "config.json").write_text('{"eos_token_id": 2}')
-    assert worker.openvino_worker.end_tokens(tmp_path) == [2]
+    assert worker.openvino_worker.ends_of(tmp_path) == [2]
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
-    assert worker.openvino_worker.end_tokens(tmp_path) == [3, 4]
+    assert worker.openvino_worker.ends_of(tmp_path) == [3, 4]
 
 
 def test_the_cache_key_follows_the_content(tmp_path: Path) -> None:
