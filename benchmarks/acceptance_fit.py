@@ -1,11 +1,10 @@
-"""Makes published_fit.json, which the prior reads, out of published.csv and the drafts of this
-project.
+"""The fit that the acceptance prior reads, from the table of published acceptance: the drift of
+acceptance along a block, the spreads of the random effects, and the posterior of all coefficients.
 
     python benchmarks/acceptance_fit.py
 
-How acceptance runs along a block is learnt from published sweeps over gamma and printed positions;
-the spreads of the regression (`archsearch.acceptance.published`) are those of the highest marginal
-likelihood. Takes some seconds.
+writes published_fit.json and known_targets.npz in archsearch/acceptance/, out of published.csv,
+anchors.yaml and shape_study.csv beside them. Some seconds.
 """
 
 from __future__ import annotations
@@ -14,35 +13,39 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
-from functools import cached_property
 from typing import Final
 
 import numpy as np
+from scipy.optimize import minimize
 
-from archsearch.acceptance.published import (
+from archsearch.acceptance.known_targets import KNOWN_FILE
+from archsearch.acceptance.terms import COEFFICIENTS, FIT_FILE, PublishedFit, Term, load_fit
+from archsearch.estimate import Array
+from archsearch.files import atomic_path, write_json
+from archsearch.speedup import alpha_from_tau, drifting_positions, tau_from_positions
+from published_levels import (
     EFFECTS,
     Design,
     Levels,
     Query,
     Spread,
-    _own_slopes,
-    _prior,
     coefficients_for,
     design,
     kind_of,
+    known_targets,
+    own_slopes,
+    prior_moments,
     same,
 )
-from archsearch.acceptance.table import (
+from published_table import (
     ANCHORS_FILE,
     PUBLISHED_FILE,
     STUDY_FILE,
     Published,
     load_published,
 )
-from archsearch.acceptance.terms import COEFFICIENTS, FIT_FILE, PublishedFit, Term
-from archsearch.estimate import Array
-from archsearch.files import write_json
-from archsearch.speedup import alpha_from_tau, drifting_positions, tau_from_positions
+
+# --- how acceptance runs along a block, from sweeps over gamma and printed positions
 
 KINDS: Final = ("greedy", "sampled", "feature", "block")
 
@@ -154,58 +157,18 @@ def _cached_errors(sweep: Sweep, drift: float) -> Array:
     return _ERRORS[key]
 
 
-# --- the regression
-
-
-def where(rows: Design, keep: Sequence[bool] | np.ndarray) -> Design:
-    """The rows that `keep` says."""
-    chosen = np.flatnonzero(keep)
-    groups = {name: tuple(labels[i] for i in chosen) for name, labels in rows.groups.items()}
-    return Design(rows.x[chosen], rows.y[chosen], rows.noise[chosen], groups)
-
-
-@dataclass(frozen=True)
-class Fitted(Levels):
-    """The regression with what it says of rows and coefficients."""
-
-    @cached_property
-    def mean(self) -> Array:
-        """[len(COEFFICIENTS)] posterior mean of the coefficients."""
-        mean, variance = _prior()
-        return mean + variance * (self.rows.x.T @ self.solved[1])
-
-    @cached_property
-    def covariance(self) -> Array:
-        """[n, n] their posterior covariance."""
-        cross = _prior()[1][:, None] * self.rows.x.T
-        return np.diag(_prior()[1]) - cross @ self.solved[0] @ cross.T
-
-    def predict(self, rows: Design) -> tuple[Array, Array]:
-        """(mean, std) of logit(alpha) of rows that were not fitted; what they share with those that
-        were is known."""
-        mean, covariance = self.joint(rows)
-        return mean, np.sqrt(np.diag(covariance))
-
-    def joint(self, rows: Design) -> tuple[Array, Array]:
-        """(mean [n], covariance [n, n]) of logit(alpha) of rows that were not fitted, noise of
-        reading included."""
-        inverse, weights = self.solved
-        cross = self._between(rows, self.rows)
-        own = self._between(rows, rows) + np.diag(self.spread.residual**2 + rows.noise**2)
-        return rows.x @ _prior()[0] + cross @ weights, own - cross @ inverse @ cross.T
+# --- the regression: its spreads, and what it says of rows that it has not seen
 
 
 def best_spread(rows: Design, start: Spread | None = None) -> Spread:
     """The spreads with the highest marginal likelihood, with a weak belief (a factor of 2) around
     the default."""
-    from scipy.optimize import minimize
-
-    mean, variance = _prior()
+    mean, variance = prior_moments()
     fixed = (rows.x * variance) @ rows.x.T + np.diag(rows.noise**2)
     kernels = [
         *(same(rows.groups[name], rows.groups[name]) for name in EFFECTS),
         np.eye(len(rows)),
-        _own_slopes(rows, rows),
+        own_slopes(rows, rows),
     ]
     residual = rows.y - rows.x @ mean
     default = np.log(np.array(astuple(Spread())))
@@ -233,6 +196,37 @@ def best_spread(rows: Design, start: Spread | None = None) -> Spread:
         options={"maxiter": 25},
     )
     return Spread(*(float(value) for value in np.exp(found.x)))
+
+
+def where(rows: Design, keep: Sequence[bool] | np.ndarray) -> Design:
+    """The rows that `keep` says."""
+    chosen = np.flatnonzero(keep)
+    groups = {name: tuple(labels[i] for i in chosen) for name, labels in rows.groups.items()}
+    return Design(rows.x[chosen], rows.y[chosen], rows.noise[chosen], groups)
+
+
+def posterior(levels: Levels) -> tuple[Array, Array]:
+    """(mean [len(COEFFICIENTS)], covariance [n, n]) of the coefficients alone."""
+    mean, variance = prior_moments()
+    inverse, weights = levels.solved
+    cross = variance[:, None] * levels.rows.x.T
+    return mean + cross @ weights, np.diag(variance) - cross @ inverse @ cross.T
+
+
+def predict(levels: Levels, rows: Design) -> tuple[Array, Array]:
+    """(mean, std) of logit(alpha) of rows that were not fitted; what they share with those that
+    were is known."""
+    mean, covariance = joint(levels, rows)
+    return mean, np.sqrt(np.diag(covariance))
+
+
+def joint(levels: Levels, rows: Design) -> tuple[Array, Array]:
+    """(mean [n], covariance [n, n]) of logit(alpha) of rows that were not fitted, noise of
+    reading included."""
+    inverse, weights = levels.solved
+    cross = levels.between(rows, levels.rows)
+    own = levels.between(rows, rows) + np.diag(levels.spread.residual**2 + rows.noise**2)
+    return rows.x @ prior_moments()[0] + cross @ weights, own - cross @ inverse @ cross.T
 
 
 # --- the stored fit
@@ -281,5 +275,29 @@ def save_fit(fit: PublishedFit) -> None:
     )
 
 
+def stored_levels() -> Levels:
+    """The regression with the spreads and drifts of published_fit.json."""
+    fit = load_fit()
+    return Levels(design(drifts=fit.drift), Spread(**fit.spread))
+
+
+def save_known_targets() -> None:
+    """Write known_targets.npz, from the spreads and drifts of published_fit.json."""
+    found = known_targets(stored_levels())
+    kept = list({id(each): each for each in found.values()}.values())
+    half = np.triu_indices(len(COEFFICIENTS))
+    with atomic_path(KNOWN_FILE) as path, path.open("wb") as file:
+        np.savez_compressed(
+            file,
+            names=np.array(list(found)),
+            rows=np.array([next(i for i, k in enumerate(kept) if k is v) for v in found.values()]),
+            mean=np.array([mean for mean, _, _ in kept]),
+            upper=np.array([covariance[half] for _, covariance, _ in kept]),
+            words=np.array([words for _, _, words in kept]),
+        )
+
+
 if __name__ == "__main__":
     save_fit(fit_all())
+    load_fit.cache_clear()
+    save_known_targets()

@@ -4,8 +4,9 @@
     python benchmarks/parallel_drafts.py
 
 Fits the drift of P-EAGLE heads to the published sweeps of
-`results/2026-11-22-families/parallel.csv` as `learn_drifts` fits those of the table, one study a
-target, and shows where the first position stands beside an EAGLE-3 head of the same target.
+`results/2026-11-22-families/parallel.csv` as `acceptance_fit.learn_drifts` fits those of the table,
+one study a target, and shows where the first position stands beside an EAGLE-3 head of the same
+target.
 """
 
 from __future__ import annotations

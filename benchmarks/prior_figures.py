@@ -41,14 +41,14 @@ from unittest import mock
 
 import numpy as np
 
-from acceptance_fit import Fitted, best_spread, learn_drifts, sweep_errors, sweeps, where
+from acceptance_fit import best_spread, joint, learn_drifts, predict, sweep_errors, sweeps, where
 from archsearch.acceptance.learnt import Learning
 from archsearch.acceptance.prior import SHAPE_NOISE_STD
-from archsearch.acceptance.published import Design, design, lot_of
-from archsearch.acceptance.table import OWN_STUDY, Published, load_published
 from archsearch.acceptance.terms import load_fit
 from archsearch.files import write_json
 from archsearch.speedup import sigmoid
+from published_levels import Design, Levels, design, lot_of
+from published_table import OWN_STUDY, Published, load_published
 
 GOALS = {
     "level_mae": 0.45,
@@ -71,9 +71,9 @@ GOALS = {
 DEGENERATE_ALPHA = 0.98
 
 
-def after_one(levels: Fitted, rows: Design) -> tuple[np.ndarray, np.ndarray]:
+def after_one(levels: Levels, rows: Design) -> tuple[np.ndarray, np.ndarray]:
     """(errors, stds) of all other rows after each row in turn was measured."""
-    mean, covariance = levels.joint(rows)
+    mean, covariance = joint(levels, rows)
     errors, stds = [], []
     for i in range(len(rows)):
         gain = covariance[:, i] / covariance[i, i]
@@ -99,6 +99,11 @@ def pairs(rows: Design, error: np.ndarray) -> list[tuple[float, float, bool]]:
         if rows.groups["condition"][i] == rows.groups["condition"][j]
         and rows.groups["draft"][i] != rows.groups["draft"][j]
     ]
+
+
+def _published(rows: Design) -> Design:
+    """The rows of others, without this project's own drafts."""
+    return where(rows, [study != OWN_STUDY for study in rows.study])
 
 
 def mae(values: Any) -> float:
@@ -129,8 +134,8 @@ def levels_left_out(found: Sequence[Published], quick: bool) -> dict[str, Any]:
         rows = design(drifts=drifts)
         inside = np.array([name == study for name in rows.study])
         train, test = where(rows, ~inside), where(rows, inside)
-        levels = Fitted(train, start if quick else best_spread(train, start))
-        mean, sigma = levels.predict(test)
+        levels = Levels(train, start if quick else best_spread(train, start))
+        mean, sigma = predict(levels, test)
         gap = test.y - mean
         error.append(gap)
         std.append(sigma)
@@ -224,7 +229,8 @@ def left_out(found: Sequence[Published], quick: bool) -> dict[str, Any]:
     for study in sorted(set(everything.study) - {OWN_STUDY}):
         inside = np.array([name == study for name in everything.study])
         train, test = where(everything, ~inside), where(everything, inside)
-        mean, covariance = Fitted(train, start if quick else best_spread(train, start)).joint(test)
+        levels = Levels(train, start if quick else best_spread(train, start))
+        mean, covariance = joint(levels, test)
         for i in range(len(test)):
             std = math.sqrt(covariance[i, i])
             raw.append(
@@ -284,7 +290,7 @@ def families_as_shipped() -> dict[str, Any]:
     """Figure (g) of the stored fit, which has read these studies, asked about a target that nobody
     measured."""
     fit = load_fit()
-    rows = design(drifts=fit.drift, anchors=False)
+    rows = _published(design(drifts=fit.drift))
     orders = []
     for i in range(len(rows)):
         for j in range(i):
@@ -333,7 +339,7 @@ def log_linear(found: Sequence[Published], quick: bool) -> dict[str, Any]:
 
 def known_targets(found: Sequence[Published]) -> dict[str, Any]:
     """Figure (d)."""
-    rows = design(drifts=learn_drifts(sweeps(found)), anchors=False)
+    rows = _published(design(drifts=learn_drifts(sweeps(found))))
     spread = best_spread(rows)
     target, kind, draft = (
         np.array(labels)
@@ -350,7 +356,7 @@ def known_targets(found: Sequence[Published]) -> dict[str, Any]:
                 continue
             kept = ~out if name == "same_kind" else ~out & ~alike
             test = where(rows, out)
-            mean, std = Fitted(where(rows, kept), spread).predict(test)
+            mean, std = predict(Levels(where(rows, kept), spread), test)
             errors.append(test.y - mean)
             stds.append(std)
             by_target.setdefault(str(target[out][0]), []).append(test.y - mean)
@@ -373,7 +379,7 @@ def known_targets(found: Sequence[Published]) -> dict[str, Any]:
         {label for label, name in zip(draft, target, strict=True) if name == "llama-65b"}
     ):
         test = where(rows, draft == one)
-        mean, std = Fitted(where(rows, draft != one), spread).predict(test)
+        mean, std = predict(Levels(where(rows, draft != one), spread), test)
         paper += [
             {
                 "draft": one.rpartition("|")[2],
@@ -405,7 +411,8 @@ def off_the_shelf(found: Sequence[Published], quick: bool) -> dict[str, Any]:
         inside = np.array([name == study for name in everything.study])
         test = where(everything, inside & np.isin(lots, sorted(untuned)))
         train = where(everything, ~inside)
-        mean, _ = Fitted(train, start if quick else best_spread(train, start)).predict(test)
+        levels = Levels(train, start if quick else best_spread(train, start))
+        mean, _ = predict(levels, test)
         errors = np.array([sigmoid(y) - sigmoid(m) for y, m in zip(test.y, mean, strict=True)])
         result["by_study"][study] = {
             "rows": len(errors),

@@ -32,12 +32,13 @@ import numpy as np
 
 from archsearch.acceptance.estimator import AcceptanceContext
 from archsearch.acceptance.prior import trimmed_alpha
-from archsearch.acceptance.table import STUDY_SHAPE
-from archsearch.acceptance.terms import COEFFICIENTS, load_fit, prior_of, regressors, shape_terms
+from archsearch.acceptance.terms import COEFFICIENTS, load_fit, regressors, shape_terms
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.files import read_json, write_json
 from archsearch.speedup import clamped, logit
+from published_levels import prior_of
+from published_table import STUDY_SHAPE
 
 VOCABULARY = 49_152  # SmolLM2's
 HEAD_ROWS = 2048

@@ -44,7 +44,7 @@ from archsearch.speedup import (
     tau_interval,
 )
 
-# Logit per position of P-EAGLE heads: fitted as `learn_drifts` fits the table's kinds to five
+# Logit per position of P-EAGLE heads: fitted as those of the table's kinds are to five
 # sweeps of three targets (one study a target), benchmarks/results/2026-11-22-families/parallel.csv.
 PARALLEL_HEAD_DRIFT: Final = Estimate(-0.17, 0.14, "prior")
 # The same of PARD: its paper's first and fourth position of one draft, .93 -> .90 and .88 -> .85.

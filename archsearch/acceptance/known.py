@@ -36,7 +36,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.files import read_json, read_yaml
 from archsearch.models.targets import shape_here
-from archsearch.records import Misfit, Stored
+from archsearch.records import Misfit, Stored, load_or_note
 from archsearch.text.likeness import TextSketch, likeness, load_sketch, sketch_of_set
 from archsearch.text.prompt_set import load_prompt_set
 
@@ -88,47 +88,45 @@ def known_drafts(
     for path in sorted(
         path for root in roots for path in root.glob("*.json") if not path.name.startswith(".")
     ):
-        try:
-            data = read_json(path, "measured acceptance")
-            if not isinstance(data, dict) or "target" not in data:  # of which target, nobody knows
-                continue
-            observation = read_alpha_file(path, target)
-        except ArchsearchError:
+        file = load_or_note(path, "measured acceptance", _AlphaFile, [])
+        shape = None if file is None else _same_target(file.target, target)
+        if file is None or shape is None:
             continue
-        sketch = _sketch_then(path, {"prompts": data.get("prompts_file")})
+        sketch = _sketch_then(path, {"prompts": file.prompts_file})
+        observation = file.observation(shape)
         found.append(_on_text(KnownDraft(observation, path, "unknown"), sketch, asked))
     return found
 
 
-def read_alpha_file(path: Path, target: str | Architecture) -> AcceptanceObservation:
-    """A draft's measured alpha: JSON with `architecture`, `alpha` {value, std} and, where known,
-    `target`, `domain`, `temperature`, `trained_tokens`, as `archsearch acceptance --json` writes
-    it. Raises ArchsearchError for a file that is none, or of another target."""
-    data = read_json(path, "measured acceptance")
-    try:
-        arch = Architecture.from_dict(dict(data["architecture"]))
-        alpha = Estimate(float(data["alpha"]["value"]), float(data["alpha"]["std"]), "measured")
-        other = data.get("target")
-        shape = _same_target(str(other), target) if other is not None else _shape(target)
+@dataclass(frozen=True, slots=True)
+class _Alpha:
+    value: float
+    std: float
+
+
+@dataclass(frozen=True, slots=True)
+class _AlphaFile:
+    """What `archsearch acceptance --output` says of a draft."""
+
+    target: str
+    architecture: Architecture
+    alpha: _Alpha
+    temperature: float = 0.0
+    domain: str = "narrow"
+    training: str = "target"
+    trained_tokens: float | None = None
+    prompts_file: str | None = None
+
+    def observation(self, target: Architecture) -> AcceptanceObservation:
         context = AcceptanceContext(
-            shape,
-            float(data.get("temperature") or 0.0),
-            domain=str(data.get("domain") or "narrow"),
-            trained_tokens=(
-                None if data.get("trained_tokens") is None else float(data["trained_tokens"])
-            ),
-            training=str(data.get("training") or "target"),
+            target,
+            self.temperature,
+            domain=self.domain,
+            training=self.training,
+            trained_tokens=self.trained_tokens,
         )
-    except (KeyError, TypeError, ValueError, AttributeError, ArchsearchError) as error:
-        raise ArchsearchError(
-            f"{path} is no measured acceptance of a draft ({error}); write one with: archsearch"
-            " acceptance --json"
-        ) from error
-    if other is not None and shape is None:
-        raise ArchsearchError(
-            f"{path} was measured for target {other!r}, not for this one; leave it out"
-        )
-    return AcceptanceObservation(arch, alpha, context)
+        alpha = Estimate(self.alpha.value, self.alpha.std, "measured")
+        return AcceptanceObservation(self.architecture, alpha, context)
 
 
 # --- targets

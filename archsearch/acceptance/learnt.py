@@ -38,7 +38,6 @@ from archsearch.files import csv_rows, read_json
 from archsearch.models.targets import TargetRef
 from archsearch.speedup import DIVERGENCE_ODDS, DIVERGENCE_POWER
 
-INITS: Final = ("random", "target_layers", "pruned", "pretrained")
 SIZE_LOSS, SIZE_POWER = 482.0, 0.348
 TOKEN_LOSS, TOKEN_POWER = 2085.4, 0.366
 EQUALS_DIFFER: Final = 0.25

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from archsearch.acceptance.measured import Resampled, resampled_ratio
+from archsearch.acceptance.replay import walked
 from archsearch.acceptance.suffix_tree import SuffixLimits, SuffixReader, SuffixTree
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
@@ -242,17 +243,12 @@ def replay(
 def _walk(found: Finds, text: LookupText, gamma: int) -> np.ndarray:
     """The whole rounds of a text [2, gamma + 1]: by how many tokens they drafted, and those that
     drafted any by how many were accepted."""
-    counts, at, length = np.zeros((2, gamma + 1), dtype=np.int64), 1, len(text.answer)
-    while at < length:
-        drafted, accepted = int(found.drafted[at]), int(found.accepted[at])
-        end = at + accepted + 1
-        # Room decides of a text that was cut; of one that ended, all rounds but the one that wrote
-        # its end.
-        if end < length if text.ended else at + gamma + 1 <= length:
-            counts[0, drafted] += 1
-            counts[1, accepted] += drafted > 0
-        at = end
-    return counts
+    reach = np.arange(gamma) < found.accepted[1:, None]
+    starts, lengths = walked(reach, gamma, ended=text.ended)
+    outcomes = starts[:, None] * lengths
+    drafted = found.drafted[1:][: len(starts)]
+    by_drafts = np.bincount(drafted, outcomes.sum(axis=1), gamma + 1)
+    return np.stack([by_drafts, outcomes[drafted > 0].sum(axis=0)]).astype(np.int64)
 
 
 def _summed(gamma: int, drafts: np.ndarray, accepts: np.ndarray) -> LookupReplay:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -114,21 +114,13 @@ class Trace:
 
     def pick(self, indices: Sequence[int]) -> Trace:
         """These texts, in this order."""
-
-        def take(values: tuple[Any, ...]) -> tuple[Any, ...]:
-            return tuple(values[i] for i in indices) if values else ()
-
-        return Trace(
-            take(self.agreements),
-            take(self.categories),
-            take(self.ids),
-            take(self.ended),
-            take(self.chances),
-            take(self.overlaps),
-            self.temperature,
-            self.top_p,
-            take(self.confidences),
-        )
+        by_text = {each.name: getattr(self, each.name) for each in fields(self)}
+        chosen: dict[str, Any] = {
+            name: tuple(values[i] for i in indices)
+            for name, values in by_text.items()
+            if isinstance(values, tuple) and values
+        }
+        return replace(self, **chosen)
 
     def save(self, path: Path | str) -> None:
         """Write the trace as .npz (atomically)."""
@@ -320,15 +312,10 @@ class _DraftHead:
         import torch
 
         from archsearch.models.drafts import head_token_ids
+        from archsearch.text.generate import check_logits
 
+        check_logits(draft.config, "draft")
         module = draft.get_output_embeddings()
-        for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
-            if getattr(draft.config, name, None) not in (None, 1, 1.0):
-                value = getattr(draft.config, name)
-                raise ArchsearchError(
-                    f"the draft's {name}={value} changes its logits; such drafts are not"
-                    " supported yet"
-                )
         self.weight, self.bias = module.weight.detach(), getattr(module, "bias", None)
         kept = head_token_ids(draft)
         self.ids = torch.arange(self.weight.shape[0]) if kept is None else kept.cpu()

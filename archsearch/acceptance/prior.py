@@ -6,9 +6,9 @@ trained.
 
 Effects are nearly additive in logit(alpha) across published studies. The table of published
 measurements is published.csv, with this project's own sketches in anchors.yaml. A term that it
-covers has the posterior of a regression with random effects (`published.py`). Other terms (narrow
-or over-wide drafts, fewer KV heads, windows) keep the prior of `PriorTerms`. `published_fit.json`
-holds the outcome, so that nothing is fitted here.
+covers has the posterior of a regression with random effects (`benchmarks/published_levels.py`).
+Other terms (narrow or over-wide drafts, fewer KV heads, windows) keep the prior of its
+`PriorTerms`. `published_fit.json` and `known_targets.npz` hold the outcome: nothing is fitted here.
 
 For a *new* target the spread over studies and lots is part of the intercept's std, the spread of a
 domain over studies and data sets part of each domain's. All drafts of a search share both: the std
@@ -32,7 +32,6 @@ import numpy as np
 
 from archsearch.acceptance.estimator import Acceptance, AcceptanceContext, AcceptanceObservation
 from archsearch.acceptance.known_targets import known_target
-from archsearch.acceptance.published import Spread
 from archsearch.acceptance.terms import (
     COEFFICIENTS,
     FEATURE_DRAFTERS,
@@ -68,13 +67,16 @@ VOCABULARY_STD_KNOWN: Final = 0.03
 # starts after a miss) and the later ones above, which nearly
 # cancels: the closed form is 0 to 5 % too high at gamma 4 to 8 in nine greedy traces of this
 # project (three of the demo, six sketches) and 0 to 4 % in sampled published sweeps (NeMo-RL). From
-# the *first* position acceptance rises when greedy: `learn_drifts`.
+# the *first* position acceptance rises when greedy (published_fit.json).
 INDEPENDENT_DRIFT: Final = Term(0.0, 0.05)
 
 # Std of logit(alpha) over kinds of prompts, one shape distilled on each
 # (benchmarks/text_likeness.py). The table's data sets, whose drafts are larger and saw much of
 # everything, spread by half as much.
 NARROW_TEXT_STD: Final = 0.65
+# Domains whose texts are alike, and those whose data sets are: the others spread more.
+ALIKE_TEXTS: Final = ("chat", "code")
+ALIKE_DATASETS: Final = ("chat",)
 # The correlation of two texts' effects is their likeness to this power
 # (benchmarks/text_likeness.py).
 LIKENESS_POWER: Final = 1.0
@@ -150,9 +152,10 @@ def _untrimmed_alpha(alpha: float, coverage: float) -> float:
 def text_std(domain: str, spread: Mapping[str, float], *, own: bool = True) -> float:
     """Std in logit of a text's own effect in a domain: as the table's data sets spread, and with
     `own` of `narrow` as it was measured here where that is more."""
-    return max(
-        NARROW_TEXT_STD if own and domain == "narrow" else 0.0, Spread(**spread).of_text(domain)
-    )
+    text = spread["text" if domain in ALIKE_TEXTS else "loose_text"]
+    dataset = spread["dataset" if domain in ALIKE_DATASETS else "loose_dataset"]
+    measured = NARROW_TEXT_STD if own and domain == "narrow" else 0.0
+    return max(measured, math.hypot(text, dataset))
 
 
 def text_correlation(likeness: float) -> float:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -57,6 +57,8 @@ USUAL_TOKENS_MOST: Final = 4e8
 # HEAD_CONTEXT.
 WINDOW_CONTEXT: Final = 95
 HEAD_CONTEXT: Final = 2048
+# What a printed tau or rate is rounded and sampled to, logit.
+READING_STD: Final = 0.03
 # The gamma at which the alpha of a feature drafter (which sinks along the block) is meant.
 REFERENCE_GAMMA: Final = 5
 
@@ -72,91 +74,35 @@ DOMAIN_PARTS: Final[Mapping[str, tuple[str, ...]]] = {"mixed": ("chat", "code", 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """The prior of one coefficient in logit(alpha), before any table is read."""
+    """What is believed of a coefficient in logit(alpha)."""
 
     mean: float
     std: float
 
 
-@dataclass(frozen=True, slots=True)
-class PriorTerms:
-    """Priors of the coefficients without the table. Wide where the table decides, whose rows must
-    not count twice. Where no published study varied a term its prior is final, and wide as well."""
-
-    # What the law of excess loss leaves: greedy, chat. The table decides.
-    intercept: Term = Term(0.0, 0.4)
-    # logit(alpha) that the law of excess loss gives to what the draft has learnt (`learnt.py`); all
-    # other terms deviate from it. Its constants were fitted elsewhere, so 1; studies left out agree
-    # (benchmarks/prior_figures.py).
-    learnt: Term = Term(1.0, 0.2)
-    # Per decade of the draft's body / the target's, beyond the law. The table decides.
-    size: Term = Term(0.0, 0.2)
-    # Per decade of the target's body at the same ratio, beyond the law.
-    target_size: Term = Term(0.0, 0.1)
-    # Per ln(layers) at equal size. The table decides, with few independent drafts.
-    depth: Term = Term(0.15, 0.15)
-    # A single layer that does not see the target's hidden states, beyond size and depth. One
-    # attention layer cannot copy what followed earlier (that takes two), and arXiv 2402.01528 saw
-    # TAR fall "sharply" there without printing it. The table adds KVShot and this project's
-    # sketches, whose minutes of training use depth less.
-    single_layer: Term = Term(-0.35, 0.15)
-    # Per ln(hidden / target's hidden), above it only. No draft of the table is wider than its
-    # target: no gain and no loss, but doubt.
-    overwide: Term = Term(0.0, 0.20)
-    # Per ln(target's hidden / hidden), below it only, at equal size and depth. The table decides:
-    # every independent draft of a known shape is narrower than its target.
-    narrow: Term = Term(0.0, 0.30)
-    # Per unit of temperature. The table decides.
-    temperature: Term = Term(-0.2, 0.2)
-    # Per decade of tokens below a million, of a draft cut from its target: 2 x 576 rose from .24 to
-    # .42 between 32k and 457k tokens. The table decides.
-    early: Term = Term(0.65, 0.2)
-    # Per decade above a million, of the same, beyond the law: nobody followed one from minutes to
-    # days.
-    late: Term = Term(0.0, 0.15)
-    # Per decade of the target's text above 1e4 tokens, of a pretrained draft that is tuned on it.
-    # The table decides.
-    tuned: Term = Term(0.3, 0.15)
-    # Per decade of a head's training tokens, beyond the law: heads of 5,000 samples lie below it,
-    # others learn faster.
-    head_tokens: Term = Term(0.0, 0.2)
-    # Attention variants. No published ablation; what fewer KV heads lose in parameters is in
-    # `size`. Assumed to be small: the table's drafts with fewer KV heads differ from the others in
-    # more than that.
-    grouped: Term = Term(0.0, 0.10)
-    single_kv_head: Term = Term(0.0, 0.10)
-    # A window that cuts the context, per halving and share of sliding layers. Assumed: window
-    # drafters keep 86 to 94 % of their proposals when 99 % of the cache is dropped.
-    cut_by_window: Term = Term(-0.04, 0.06)
-    # The same beyond the 95 tokens that were measured: what a window cuts of a long context is what
-    # is copied from far back, which nobody measured. A loss, and doubt that grows with each
-    # halving.
-    cut_far: Term = Term(-0.04, 0.06)
-    # Any window, even one longer than the context.
-    window: Term = Term(0.0, 0.05)
-    # Per doubling of the context beyond HEAD_CONTEXT, of heads that were trained on texts of that
-    # length. An EAGLE-3 head had tau 2.30, 1.69 and 1.09 at 2k, 8k and 16k, with a window 1.58,
-    # 1.52 and 1.56 (speculators pull request 684); one that was trained for it 2.69 at 1k and 2.65
-    # at 32k (AMD, MiniMax-M3). Half of the first, with as much doubt.
-    long_context: Term = Term(-0.35, 0.35)
-    # A drafter that reads the target's hidden states or cache instead of tokens only; its kind
-    # comes on top. The table decides.
-    sees_target: Term = Term(0.0, 1.0)
-    # Per ln(layers / BLOCK_LAYERS) of block drafters, which see the target's hidden states. The
-    # table decides.
-    block_depth: Term = Term(0.15, 0.15)
-
-
-DOMAIN_PRIOR: Final = Term(0.0, 0.7)
-# `mixed` is chat, code and documents by its definition: near the mean of their terms.
-PARTED_DOMAIN_PRIOR: Final = Term(0.0, 0.2)
-DRAFTER_PRIOR: Final = Term(0.0, 0.4)
-# EAGLE-1 is counted from EAGLE-3. Side by side it accepts less: .65 logit at 5 tokens in vLLM
-# (issue 20780), and so in the tables of arXiv 2503.01840 (trees). Studies of one of them alone say
-# more about their texts and training.
-EAGLE1_PRIOR: Final = Term(-0.5, 0.2)
-
-SHAPE_TERMS: Final = tuple(field.name for field in fields(PriorTerms))
+SHAPE_TERMS: Final = (
+    "intercept",
+    "learnt",
+    "size",
+    "target_size",
+    "depth",
+    "single_layer",
+    "overwide",
+    "narrow",
+    "temperature",
+    "early",
+    "late",
+    "tuned",
+    "head_tokens",
+    "grouped",
+    "single_kv_head",
+    "cut_by_window",
+    "cut_far",
+    "window",
+    "long_context",
+    "sees_target",
+    "block_depth",
+)
 DOMAIN_TERMS: Final = tuple(f"domain {name}" for name in DOMAINS)
 DRAFTER_TERMS: Final = tuple(f"drafter {name}" for name in DRAFTERS if name != "independent")
 # Offset of a kind of drafts that were trained alike (study and lot of the table): of each training
@@ -167,20 +113,6 @@ LOT_TERMS: Final = (
 )
 # In the order of coefficients_ and covariance_.
 COEFFICIENTS: Final = SHAPE_TERMS + DOMAIN_TERMS + DRAFTER_TERMS + LOT_TERMS
-
-
-def prior_of(name: str) -> Term:
-    """The prior of a coefficient, before the table."""
-    if name == "domain chat":
-        return Term(0.0, 1e-6)  # the other domains are counted from it
-    if name.startswith("lot "):
-        return Term(0.0, 0.0)  # nothing but the effects of study and lot
-    if name.startswith("domain "):
-        return PARTED_DOMAIN_PRIOR if name.removeprefix("domain ") in DOMAIN_PARTS else DOMAIN_PRIOR
-    if name.startswith("drafter "):
-        return EAGLE1_PRIOR if name == "drafter eagle1" else DRAFTER_PRIOR
-    term: Term = getattr(PriorTerms(), name)
-    return term
 
 
 # --- regressors
@@ -369,9 +301,16 @@ class PublishedFit:
     inputs: str
 
 
+def symmetric(upper: Sequence[float] | np.ndarray) -> np.ndarray:
+    """The matrix over COEFFICIENTS whose upper half is `upper`."""
+    matrix = np.zeros((len(COEFFICIENTS), len(COEFFICIENTS)))
+    matrix[np.triu_indices(len(COEFFICIENTS))] = upper
+    return matrix + np.triu(matrix, 1).T
+
+
 @cache
 def load_fit(path: Path = FIT_FILE) -> PublishedFit:
-    """What `benchmarks/acceptance_fit.py` stored. Fast: no table is read."""
+    """The stored outcome of benchmarks/acceptance_fit.py. Fast: no table is read."""
     data = read_json(path, "fit of the published measurements")
     other = ArchsearchError(
         f"{path} was made by another version; run: python benchmarks/acceptance_fit.py"
@@ -383,9 +322,7 @@ def load_fit(path: Path = FIT_FILE) -> PublishedFit:
             or len(data["covariance_upper"]) != size * (size + 1) // 2
         ):
             raise other
-        upper = np.zeros((size, size))
-        upper[np.triu_indices(size)] = data["covariance_upper"]
-        covariance = upper + np.triu(upper, 1).T
+        covariance = symmetric(data["covariance_upper"])
         drift = {name: Term(*value) for name, value in data["drift"].items()}
         return PublishedFit(
             np.array(data["mean"]), covariance, data["rows"], data["spread"], drift, data["inputs"]

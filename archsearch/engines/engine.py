@@ -287,6 +287,15 @@ def check_start(
             )
 
 
+def same_vocabulary(draft: int | None, target: int | None) -> None:
+    """Raise ArchsearchError where target and draft have other numbers of tokens."""
+    if draft != target:
+        raise ArchsearchError(
+            f"the draft's vocabulary has {draft} tokens, the target's {target}; they must be the"
+            " same"
+        )
+
+
 def text_of(tokenizer: PreTrainedTokenizerBase | None, token_ids: Sequence[int]) -> str:
     """The text of an answer, "" without a tokenizer."""
     if tokenizer is None:

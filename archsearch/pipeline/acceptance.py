@@ -22,8 +22,8 @@ from archsearch.acceptance.measured import (
     sampling_trace,
 )
 from archsearch.acceptance.prior import PriorAcceptance
-from archsearch.acceptance.published import READING_STD
 from archsearch.acceptance.replay import Replay, replay_tau, replays
+from archsearch.acceptance.terms import READING_STD
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import read_architecture
 from archsearch.errors import ArchsearchError, MissingDataError

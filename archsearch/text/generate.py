@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -127,19 +127,24 @@ def eos_ids(
     return tuple(sorted(found))
 
 
+def check_logits(config: Any, whose: str) -> None:
+    """Raise ArchsearchError where a model's logits are more than its states times its head."""
+    for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
+        if (value := getattr(config, name, None)) not in (None, 1, 1.0):
+            raise ArchsearchError(
+                f"the {whose}'s {name}={value} changes its logits; such {whose}s are not supported"
+                " yet"
+            )
+
+
 def plain_head(target: PreTrainedModel) -> torch.Tensor:
     """The head's weight [vocab, hidden]; only heads whose logits are exactly hidden @ weight.T can
     be rebuilt later.
 
     Raises ArchsearchError for the others.
     """
-    module, config = target.get_output_embeddings(), target.config
-    for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
-        if (value := getattr(config, name, None)) not in (None, 1, 1.0):
-            raise ArchsearchError(
-                f"the target's {name}={value} changes its logits; such targets are not"
-                " supported yet"
-            )
+    check_logits(target.config, "target")
+    module = target.get_output_embeddings()
     if getattr(module, "bias", None) is not None:
         raise ArchsearchError(
             "the target's language-model head has a bias; such targets are not supported yet"

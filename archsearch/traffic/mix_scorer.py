@@ -9,7 +9,7 @@ are of its heaviest part, `Score.mix` holds the rest.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from archsearch.traffic.served import (
     Load,
     Over,
     ServedPart,
+    TokensOf,
     context_of,
     objective_of,
     overs,
@@ -42,8 +43,6 @@ from archsearch.traffic.served import (
 from archsearch.traffic.steady import MOST_RUNNING, RoundTokens
 from archsearch.traffic.times import held_by
 from archsearch.workload import Workload
-
-TokensOf = Callable[[int], RoundTokens | None]
 
 
 class MixScorer(Scorer):

@@ -279,13 +279,9 @@ def _steady(
     used: Numbers,
 ) -> Steady:
     tpot = decoding / max(service.output_tokens - 1.0, 1.0)
-    numbers = [
-        _number(each) for each in (rate, running, tpot, ttft, rate * service.output_tokens, used)
-    ]
-    requests, decode, token, first, given, share = numbers
-    return Steady(
-        requests, decode, token, first, given, share, False, None if late is None else _number(late)
-    )
+    numbers = (rate, running, tpot, ttft, rate * service.output_tokens, used)
+    found = Steady(*map(_number, numbers))
+    return found if late is None else replace(found, ttft_p99_s=_number(late))
 
 
 def _number(value: Numbers) -> Any:

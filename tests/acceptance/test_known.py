@@ -14,13 +14,11 @@ from archsearch.acceptance.known import (
     AskedText,
     earlier,
     known_drafts,
-    read_alpha_file,
 )
 from archsearch.acceptance.measured import Trace
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
-from archsearch.errors import ArchsearchError
 from archsearch.records import as_data, save
 from archsearch.text.likeness import SKETCH_FILE, sketch_of_set
 from archsearch.text.prompt_set import load_prompt_set
@@ -269,22 +267,20 @@ def test_an_alpha_file(tmp_path) -> None:
         "architecture": DRAFT.to_dict(),
         "alpha": {"value": 0.64, "std": 0.03},
         "domain": "code",
+        "temperature": None,
         "target": "smollm2-135m",
     }
     path.write_text(json.dumps(data))
-    found = read_alpha_file(path, "smollm2-135m")
+    (found,) = seen("smollm2-135m", [tmp_path])
     assert (
         found.alpha.value == 0.64
         and found.context.domain == "code"
         and found.context.target == TARGET
+        and found.context.temperature == 0.0
     )
-    with pytest.raises(ArchsearchError, match="target 'smollm2-135m', not for this one"):
-        read_alpha_file(path, "llama-65b")
-    path.write_text(json.dumps({"alpha": 0.64}))
-    with pytest.raises(ArchsearchError, match="no measured acceptance.*archsearch acceptance"):
-        read_alpha_file(path, "smollm2-135m")
-    with pytest.raises(ArchsearchError, match="nowhere.json"):
-        read_alpha_file(tmp_path / "nowhere.json", "smollm2-135m")
+    assert not seen("llama-65b", [tmp_path])
+    path.write_text(json.dumps({"alpha": 0.64, "target": "smollm2-135m"}))
+    assert not seen("smollm2-135m", [tmp_path])
 
 
 def test_one_known_draft_sharpens_the_prior(tmp_path) -> None:

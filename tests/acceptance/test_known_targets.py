@@ -7,17 +7,18 @@ import math
 import numpy as np
 import pytest
 
+from acceptance_fit import predict, stored_levels, where
 from archsearch.acceptance.estimator import AcceptanceContext
 from archsearch.acceptance.known_targets import known_target
 from archsearch.acceptance.learnt import training_of
 from archsearch.acceptance.prior import PriorAcceptance
-from archsearch.acceptance.published import Levels, Query, Spread, coefficients_for, design
 from archsearch.acceptance.terms import COEFFICIENTS, load_fit
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.speedup import logit, logit_std
-from benchmarks.acceptance_fit import Fitted, where
+from published_levels import Levels, Query, coefficients_for
+from published_levels import known_targets as fitted
 
 
 def shape(name: str) -> Architecture:
@@ -26,8 +27,7 @@ def shape(name: str) -> Architecture:
 
 @pytest.fixture(scope="module")
 def levels() -> Levels:
-    fit = load_fit()
-    return Levels(design(drifts=fit.drift), Spread(**fit.spread))
+    return stored_levels()
 
 
 def test_a_target_is_known_by_its_shape_and_named() -> None:
@@ -40,6 +40,16 @@ def test_a_target_is_known_by_its_shape_and_named() -> None:
         known_target(shape("opt-13b")) is None
         and known_target(Architecture(640, 1536, 30, 8, 8, 80, 49152)) is None
     )
+
+
+def test_what_is_stored_of_known_targets_is_what_the_table_says(levels: Levels) -> None:
+    found = fitted(levels)
+    for entry in catalogue.entries():
+        stored, made = known_target(entry.architecture), found.get(entry.name)
+        assert (stored is None) == (made is None), entry.name
+        if stored is not None and made is not None:
+            assert stored.mean == pytest.approx(made[0], abs=1e-9), entry.name
+            assert stored.covariance == pytest.approx(made[1], abs=1e-9) and stored.words == made[2]
 
 
 def test_nothing_known_is_the_stored_fit(levels: Levels) -> None:
@@ -76,7 +86,7 @@ def test_a_left_out_draft_of_llama_65b_is_predicted_from_the_others(levels: Leve
             [label.rpartition("|")[2].startswith(start) for label in rows.groups["draft"]]
         )
         assert out.sum() == 1
-        mean, std = Fitted(where(rows, ~out), levels.spread).predict(where(rows, out))
+        mean, std = predict(Levels(where(rows, ~out), levels.spread), where(rows, out))
         assert abs(mean[0] - rows.y[out][0]) < 0.1 and std[0] < 0.3
 
 

@@ -386,7 +386,7 @@ def test_the_command_measures_a_plain_draft_a_trimmed_one_and_the_target_itself(
 
 
 def test_the_prior_reads_what_the_command_writes(built, tmp_path, monkeypatch):
-    from archsearch.acceptance.known import read_alpha_file
+    from archsearch.acceptance.known import known_drafts
 
     monkeypatch.chdir(built)
     (built / "trimmed_draft" / "training.json").write_text('{"tokens": 12345}')
@@ -400,7 +400,8 @@ def test_the_prior_reads_what_the_command_writes(built, tmp_path, monkeypatch):
         "--output",
         tmp_path / "alpha.json",
     )
-    observation = read_alpha_file(tmp_path / "alpha.json", str(built / "target"))
+    (known,) = known_drafts(str(built / "target"), [tmp_path])
+    observation = known.observation
     written = json.loads((tmp_path / "alpha.json").read_text())
     assert (
         observation.alpha.value == written["alpha"]["value"]

@@ -18,7 +18,6 @@ from archsearch.acceptance.estimator import (
     VocabularyCoverage,
 )
 from archsearch.acceptance.prior import PriorAcceptance, assumed_coverage, trimmed_alpha
-from archsearch.acceptance.table import load_anchors
 from archsearch.acceptance.terms import COEFFICIENTS, REFERENCE_GAMMA, load_fit, usual_tokens
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
@@ -33,6 +32,7 @@ from archsearch.speedup import (
     tau,
     tau_from_positions,
 )
+from published_table import load_anchors
 
 SMOLLM2 = Architecture(576, 1536, 30, 9, 3, 64, 49152, tie_word_embeddings=True)
 LLAMA_65B = Architecture(8192, 22016, 80, 64, 64, 128, 32000)

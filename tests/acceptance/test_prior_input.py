@@ -9,10 +9,10 @@ import pytest
 
 from archsearch.acceptance.estimator import AcceptanceContext
 from archsearch.acceptance.prior import PriorAcceptance
-from archsearch.acceptance.table import PUBLISHED_FILE, load_published
 from archsearch.acceptance.terms import FIT_FILE, load_fit
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
+from published_table import PUBLISHED_FILE, load_published
 
 DRAFT = Architecture(576, 1536, 2, 9, 3, 64, 49152)
 

@@ -8,34 +8,38 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from archsearch.acceptance.estimator import DRAFTERS
-from archsearch.acceptance.published import (
-    EFFECTS,
-    Design,
-    Spread,
-    design,
-    level_alpha,
-)
-from archsearch.acceptance.table import (
-    OWN_STUDY,
-    PUBLISHED_FILE,
-    STUDY_FILE,
-    load_published,
-    load_shape_study,
-)
-from archsearch.acceptance.terms import COEFFICIENTS, Term, load_fit, prior_of
-from archsearch.errors import ArchsearchError
-from archsearch.speedup import alpha_from_tau, drifting_positions, sigmoid, tau, tau_from_positions
-from benchmarks.acceptance_fit import (
-    Fitted,
+from acceptance_fit import (
     Sweep,
     best_spread,
     fit_all,
     inputs_hash,
     learn_drifts,
+    posterior,
+    predict,
     sweep_errors,
     sweeps,
     where,
+)
+from archsearch.acceptance.estimator import DRAFTERS
+from archsearch.acceptance.terms import COEFFICIENTS, SHAPE_TERMS, Term, load_fit
+from archsearch.errors import ArchsearchError
+from archsearch.speedup import alpha_from_tau, drifting_positions, sigmoid, tau, tau_from_positions
+from published_levels import (
+    EFFECTS,
+    Design,
+    Levels,
+    PriorTerms,
+    Spread,
+    design,
+    level_alpha,
+    prior_of,
+)
+from published_table import (
+    OWN_STUDY,
+    PUBLISHED_FILE,
+    STUDY_FILE,
+    load_published,
+    load_shape_study,
 )
 
 
@@ -181,6 +185,10 @@ def test_the_stored_fit_is_that_of_the_table() -> None:
     )
 
 
+def test_every_term_of_a_shape_has_a_prior() -> None:
+    assert tuple(PriorTerms.__annotations__) == SHAPE_TERMS
+
+
 def made_up(slope: float, seed: int = 0, studies: int = 12) -> Design:
     """Studies with random levels whose drafts differ in size by `slope` per decade."""
     rng = np.random.default_rng(seed)
@@ -204,17 +212,17 @@ def made_up(slope: float, seed: int = 0, studies: int = 12) -> Design:
 def test_the_regression_finds_a_planted_slope_and_the_spread_of_studies(slope: float) -> None:
     rows = made_up(slope)
     spread = best_spread(rows)
-    levels = Fitted(rows, spread)
+    mean, covariance = posterior(Levels(rows, spread))
     index = COEFFICIENTS.index("size")
-    std = math.sqrt(levels.covariance[index, index])
-    assert abs(levels.mean[index] - slope) < 2 * std and std < 0.05
+    std = math.sqrt(covariance[index, index])
+    assert abs(mean[index] - slope) < 2 * std and std < 0.05
     assert 0.3 < spread.study < 0.8
     assert math.hypot(spread.residual, spread.draft) < 0.15
     # a term that no row varies keeps its prior
     window = COEFFICIENTS.index("cut_by_window")
-    assert levels.mean[window] == pytest.approx(-0.04) and levels.covariance[
-        window, window
-    ] == pytest.approx(0.06**2)
+    assert mean[window] == pytest.approx(-0.04) and covariance[window, window] == pytest.approx(
+        0.06**2
+    )
 
 
 def test_one_large_study_does_not_bind_all_others() -> None:
@@ -224,10 +232,10 @@ def test_one_large_study_does_not_bind_all_others() -> None:
     one = replace(rows, groups={**rows.groups, "study": ("s0",) * len(rows)})
     index = COEFFICIENTS.index("size")
     found = {
-        slope: Fitted(one, Spread(study=0.5, draft=0.05, residual=0.05, slope=slope))
+        slope: Levels(one, Spread(study=0.5, draft=0.05, residual=0.05, slope=slope))
         for slope in (1e-6, 0.5)
     }
-    bound, free = (math.sqrt(levels.covariance[index, index]) for levels in found.values())
+    bound, free = (math.sqrt(posterior(levels)[1][index, index]) for levels in found.values())
     assert bound < 0.06 < free
     of_size = prior_of("size").std
     assert free == pytest.approx(
@@ -236,7 +244,7 @@ def test_one_large_study_does_not_bind_all_others() -> None:
     # Within that study itself it is as sure as before.
     at = where(one, [True, *([False] * (len(one) - 1))])
     far = replace(at, x=at.x * np.where(np.arange(len(COEFFICIENTS)) == index, 3.0, 1.0))
-    assert found[0.5].predict(far)[1][0] == pytest.approx(found[1e-6].predict(far)[1][0], rel=0.3)
+    assert predict(found[0.5], far)[1][0] == pytest.approx(predict(found[1e-6], far)[1][0], rel=0.3)
 
 
 def test_the_posterior_is_that_of_generalised_least_squares() -> None:
@@ -246,13 +254,14 @@ def test_the_posterior_is_that_of_generalised_least_squares() -> None:
         made_up(0.3, seed=1, studies=4),
         Spread(study=0.5, draft=0.15, residual=0.1, slope=0.0),
     )
-    levels = Fitted(rows, spread)
+    levels = Levels(rows, spread)
+    found = posterior(levels)
     terms = [prior_of(name) for name in COEFFICIENTS]
     columns = [rows.x * np.array([term.std for term in terms])]
     for name in ("study", "draft"):
         known = sorted(set(rows.groups[name]))
         columns.append(
-            spread.effect(name)
+            getattr(spread, name)
             * np.array(
                 [[label == one for one in known] for label in rows.groups[name]], dtype=float
             )
@@ -263,22 +272,19 @@ def test_the_posterior_is_that_of_generalised_least_squares() -> None:
     covariance = np.linalg.inv(z.T @ z + np.eye(z.shape[1]))
     size = len(COEFFICIENTS)
     scale = np.array([term.std for term in terms])
-    assert levels.mean == pytest.approx(
+    assert found[0] == pytest.approx(
         np.array([t.mean for t in terms]) + scale * (covariance @ z.T @ y)[:size], abs=1e-8
     )
-    assert levels.covariance == pytest.approx(
-        scale[:, None] * covariance[:size, :size] * scale, abs=1e-8
-    )
+    assert found[1] == pytest.approx(scale[:, None] * covariance[:size, :size] * scale, abs=1e-8)
     # a fitted row asked again: what it shares with the others is known, its own noise is not
-    mean, std = levels.predict(rows)
+    mean, std = predict(levels, rows)
     assert np.abs(mean - rows.y).mean() < 0.1 and std.max() < 0.3
 
 
 def test_own_anchors_are_a_study_of_their_own() -> None:
     drifts = load_fit().drift
-    with_anchors, without = design(drifts=drifts), design(drifts=drifts, anchors=False)
-    assert len(with_anchors) - len(without) == 8 + len(load_shape_study())
-    assert OWN_STUDY in with_anchors.study and OWN_STUDY not in without.study
+    with_anchors = design(drifts=drifts)
+    assert with_anchors.study.count(OWN_STUDY) == 8 + len(load_shape_study())
     assert (
         with_anchors.x.shape[1] == len(COEFFICIENTS)
         and COEFFICIENTS[: len(COEFFICIENTS)] == COEFFICIENTS

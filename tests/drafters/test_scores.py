@@ -12,7 +12,6 @@ from archsearch import speedup as speculation
 from archsearch.acceptance.estimator import Acceptance, GivenAcceptance
 from archsearch.acceptance.families import ASSUMED, FamilyAcceptance, acceptance_of
 from archsearch.acceptance.prior import PriorAcceptance
-from archsearch.acceptance.table import load_published
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.lookup import NGram
@@ -24,6 +23,7 @@ from archsearch.pipeline.latency import choose_latency
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.study import SearchResult, merged
 from archsearch.workload import WorkloadRequest
+from published_table import load_published
 
 GPUS = ("h100", "a100", "h200", "b200")
 

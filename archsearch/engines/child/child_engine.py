@@ -36,6 +36,7 @@ from archsearch.engines.engine import (
     Sampling,
     check_family,
     check_start,
+    same_vocabulary,
     text_of,
 )
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
@@ -293,6 +294,10 @@ class ChildEngine:
         """The models in the form that the worker loads, target first."""
         return list(sources)
 
+    def known_cause(self, error: RunFailed) -> str:
+        """What is known of an engine that does not come up with `error`, "" for nothing."""
+        return ""
+
     def answered(self, answer: Mapping[str, object]) -> None:
         """Keep what else the worker answered to `generate`."""
 
@@ -357,6 +362,10 @@ class ChildEngine:
                     **self.request(),
                 }
             )
+        except RunFailed as error:  # which has closed it
+            if words := self.known_cause(error):
+                raise RunFailed(f"{error}; {words}") from error
+            raise
         except BaseException:
             child.close()
             raise
@@ -471,11 +480,7 @@ def check_vocabularies(sources: Sequence[str]) -> None:
         or next((config[name].get("vocab_size") for name in nested if name in config), None)
         for config in configs
     )
-    if target != draft:
-        raise ArchsearchError(
-            f"the draft's vocabulary has {draft} tokens, the target's {target}; they must be the"
-            " same"
-        )
+    same_vocabulary(draft, target)
 
 
 def _tuples(fields: Mapping[str, object]) -> dict[str, Any]:

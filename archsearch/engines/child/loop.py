@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 Message = dict[str, Any]
@@ -86,6 +86,15 @@ def serve(handlers: dict[str, Callable[[Message], Message]], answers: TextIO) ->
         answers.flush()
     if os.environ.get("ARCHSEARCH_PARENT"):
         end_group()
+
+
+def end_tokens(*configs: Mapping[str, Any]) -> list[int]:
+    """The tokens that end a text: of the first of a model's configs that names any."""
+    for config in configs:
+        ends = config.get("eos_token_id")
+        if ends is not None:
+            return [int(end) for end in (ends if isinstance(ends, list) else [ends])]
+    return []
 
 
 def run(worker: object, answers: TextIO) -> None:

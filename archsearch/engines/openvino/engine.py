@@ -54,27 +54,15 @@ class OpenVinoEngine(ChildEngine):
                 f" {settings.tensor_parallel}; use --engine vllm"
             )
 
-    def start(
-        self,
-        target: ModelSource,
-        draft: ModelSource | None,
-        gamma: int,
-        *,
-        synthetic: Sequence[float] = (),
-        schedule: Ranges = (),
-    ) -> None:
-        try:
-            super().start(target, draft, gamma, synthetic=synthetic, schedule=schedule)
-        except RunFailed as error:
-            # Seen in 2026.4 on a CPU with AMX: one thread or one CPU divides by zero in bfloat16,
-            # not in float32, not on two.
-            if "signal 8" in str(error) and self.settings.dtype == "bfloat16":
-                raise RunFailed(
-                    f"{error}; OpenVINO GenAI divides by zero in bfloat16 on one thread: give it"
-                    " two CPUs, with a profile of two threads (archsearch profile --threads 2), or"
-                    " float32 (--dtype float32)"
-                ) from error
-            raise
+    def known_cause(self, error: RunFailed) -> str:
+        # Seen in 2026.4 on a CPU with AMX: one thread or one CPU divides by zero in bfloat16, not
+        # in float32, not on two.
+        if "signal 8" not in str(error) or self.settings.dtype != "bfloat16":
+            return ""
+        return (
+            "OpenVINO GenAI divides by zero in bfloat16 on one thread: give it two CPUs, with a"
+            " profile of two threads (archsearch profile --threads 2), or float32 (--dtype float32)"
+        )
 
     def _check_head(self, folder: Path, most_layers: int, states: int | None) -> None:
         config = read_json(folder / "config.json", "the head's config")

@@ -44,6 +44,7 @@ from archsearch.engines.engine import (
     Sampling,
     check_family,
     check_start,
+    same_vocabulary,
     text_of,
 )
 from archsearch.errors import ArchsearchError
@@ -292,13 +293,8 @@ class TransformersEngine:
         )
         self.gamma = 0 if draft is None else gamma
         if self.draft is not None:
-            ours, theirs = self.draft.config.vocab_size, self.target.config.vocab_size
             self.draft.to(self.target.device)  # type: ignore[arg-type]
-            if ours != theirs:
-                raise ArchsearchError(
-                    f"the draft's vocabulary has {ours} tokens, the target's {theirs}; they must be"
-                    " the same"
-                )
+            same_vocabulary(self.draft.config.vocab_size, self.target.config.vocab_size)
 
     def _exit(self, layers: int) -> int:
         count = self._started().config.num_hidden_layers

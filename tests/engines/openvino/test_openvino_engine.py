@@ -39,12 +39,16 @@ with worker_modules(WORKER) as worker:  # its functions; OpenVINO itself is not 
 def test_a_division_by_zero_in_bfloat16_is_explained(
     monkeypatch: pytest.MonkeyPatch, dtype: str, told: bool
 ) -> None:
-    def killed(self, *models, **options) -> None:  # noqa: ANN001
-        raise RunFailed("openvino was killed by signal 8 during 'start'")
+    engine = OpenVinoEngine(EngineSettings(dtype=dtype, threads=1))
 
-    monkeypatch.setattr(openvino_module.ChildEngine, "start", killed)
+    class Killed:
+        def ask(self, request: object) -> None:
+            raise RunFailed("openvino was killed by signal 8 during 'start'")
+
+    monkeypatch.setattr(engine, "_source", str)
+    monkeypatch.setattr(engine, "_new_child", lambda sources: Killed())
     with pytest.raises(RunFailed, match="signal 8") as error:
-        OpenVinoEngine(EngineSettings(dtype=dtype, threads=1)).start(Path("target"), None, 0)
+        engine.start(Path("target"), None, 0)
     assert ("two CPUs" in str(error.value)) is told
 
 
@@ -112,11 +116,11 @@ def test_precision_is_what_the_device_can() -> None:
 
 
 def test_end_tokens_come_from_the_generation_config_first(tmp_path: Path) -> None:
-    assert worker.openvino_worker.end_tokens(tmp_path) == []
+    assert worker.openvino_worker.ends_of(tmp_path) == []
     (tmp_path / "config.json").write_text('{"eos_token_id": 2}')
-    assert worker.openvino_worker.end_tokens(tmp_path) == [2]
+    assert worker.openvino_worker.ends_of(tmp_path) == [2]
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
-    assert worker.openvino_worker.end_tokens(tmp_path) == [3, 4]
+    assert worker.openvino_worker.ends_of(tmp_path) == [3, 4]
 
 
 def test_the_cache_key_follows_the_content(tmp_path: Path) -> None:

@@ -294,10 +294,9 @@ def test_cache_size_and_end_tokens_come_from_the_config(worker: SimpleNamespace)
     assert (
         folder.cache_gib([config], "bfloat16", 2**15, 100) == 3
     )  # 2 GiB and a tenth: 100 tokens take a block of 128
-    assert folder.end_tokens(config, {}) == [2] and folder.end_tokens(
-        config, {"eos_token_id": [3, 4]}
-    ) == [3, 4]
-    assert folder.end_tokens({"text_config": config}, {}) == [2] and folder.end_tokens({}, {}) == []
+    ends = worker.loop.end_tokens
+    assert ends({}, config) == [2] and ends({"eos_token_id": [3, 4]}, config) == [3, 4]
+    assert ends({}, folder.text_config({"text_config": config})) == [2] and ends({}, {}) == []
 
 
 def test_prompts_do_not_share_a_seed(worker: SimpleNamespace) -> None:

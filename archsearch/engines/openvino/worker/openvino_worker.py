@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "child"))
 
 from answers import answer_of, whole_rounds
 from convert import check_layers, converted, model_folder, openvino_errors, precision, version_of
-from loop import Failed, Message, UserError, claim_stdout, run
+from loop import Failed, Message, UserError, claim_stdout, end_tokens, run
 
 NO_TOKEN = 2**31 - 1
 """An id that no vocabulary has."""
@@ -30,14 +30,13 @@ KV_BLOCK = 32
 """Tokens in one block of the KV cache on a CPU."""
 
 
-def end_tokens(folder: Path) -> list[int]:
+def ends_of(folder: Path) -> list[int]:
     """The tokens that end a text: generation_config.json first, then config.json."""
+    found: list[Message] = []
     for name in ("generation_config.json", "config.json"):
         with contextlib.suppress(OSError, ValueError):
-            value = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
-            if value is not None:
-                return [int(token) for token in (value if isinstance(value, list) else [value])]
-    return []
+            found.append(json.loads((folder / name).read_text(encoding="utf-8")))
+    return end_tokens(*found)
 
 
 # Rounds and passes, out of what OpenVINO GenAI counts by step: pure.
@@ -138,7 +137,7 @@ class Worker:
         folders = [str(converted(folder, cache, weights, dummy)) for folder in sources]
         self.lookup = int(request["lookup"][1]) if request.get("lookup") else 0
         self.gamma = request["gamma"] if len(sources) == 2 or self.lookup else 0
-        self.ends = end_tokens(target)
+        self.ends = ends_of(target)
         # The KV cache holds the same type as the computation: OpenVINO's own default is 8 bits,
         # which changes the text.
         properties: dict[str, Any] = {"INFERENCE_PRECISION_HINT": hint, "KV_CACHE_PRECISION": hint}

@@ -1,4 +1,4 @@
-"""What the worker reads of model folders (configs, end tokens, the size of the KV cache), and
+"""What the worker reads of model folders (configs, the size of the KV cache), and
 drafters with made-up weights (`load_format` dummy) as vLLM would run them with a file."""
 
 from __future__ import annotations
@@ -76,16 +76,6 @@ def cache_gib(
             1.1 * tokens * cache_bytes_per_token(configs, 4 if dtype == "float32" else 2) / 2**30
         ),
     )
-
-
-def end_tokens(config: Mapping[str, Any], generation: Mapping[str, Any]) -> list[int]:
-    """The tokens that end a text: of generation_config.json, else of config.json."""
-    ends = generation.get("eos_token_id")
-    if ends is None:
-        ends = text_config(config).get("eos_token_id", config.get("eos_token_id"))
-    if ends is None:
-        return []
-    return [int(end) for end in (ends if isinstance(ends, list) else [ends])]
 
 
 _OWN_HEADS = ("eagle3", "peagle")

@@ -20,10 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "child"))
 from counting import Counters, PassClock, Request, disagreement
 from cpu_build import CHANCES, expands_rightly, mend_cpu_build
 from installed_vllm import check_loads, checked_version, telling
-from loop import Failed, Message, UserError, claim_stdout, serve
+from loop import Failed, Message, UserError, claim_stdout, end_tokens, serve
 from model_config import (
     cache_gib,
-    end_tokens,
     join_context_weights,
     keep_own_head,
     read_config,
@@ -123,7 +122,7 @@ class Worker:
             **limits,
         )
         generation = read_json(ask["target"], "generation_config.json") or {}
-        self.ends = end_tokens(configs[0] or {}, generation)
+        self.ends = end_tokens(generation, text_config(configs[0]), configs[0])
         scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
         plan = scheduler.schedule
 

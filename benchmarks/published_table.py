@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from archsearch.acceptance.estimator import DOMAINS, DRAFTERS, TRAININGS
-from archsearch.acceptance.learnt import INITS
+from archsearch.acceptance.terms import FIT_FILE
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.files import csv_rows, read_yaml
 
-HERE: Final = Path(__file__).parent
+HERE: Final = FIT_FILE.parent
 ANCHORS_FILE: Final = HERE / "anchors.yaml"
 PUBLISHED_FILE: Final = HERE / "published.csv"
 STUDY_FILE: Final = HERE / "shape_study.csv"
 OWN_STUDY: Final = "archsearch sketches"
 OWN_LOT: Final = f"{OWN_STUDY}, distilled for minutes"
 STUDY_LOT: Final = f"{OWN_STUDY}, one pass over the same texts"
+INITS: Final = ("random", "target_layers", "pruned", "pretrained")
 STUDY_SHAPE: Final = (
     "hidden_size",
     "intermediate_size",
