@@ -5,10 +5,11 @@ A pass costs the engine
 
     seconds = c . FEATURES   c >= 0, least squares of the relative errors
 
-times a Gaussian process over the shape for what that misses. Kernels compute blocks of four rows
-and are chosen by the number of tokens, so times jump (llama.cpp's pass of 3 tokens in Q8_0 takes
-longer than its pass of 4): a pass that was itself measured, as every target's are, is answered by
-its row for as much as the row is surer than the smooth model. What a step takes beside its passes
+times a Gaussian process over the shape for what that misses. Three features are llama.cpp's alone:
+its kernels compute blocks of four rows (a pass of 3 tokens in Q8_0 takes longer than one of 4), and
+its attention takes as long as its arithmetic. Elsewhere too kernels are chosen by the number of
+tokens, so times jump: a pass that was itself measured, as every target's are, is answered by its
+row for as much as the row is surer than the smooth model. What a step takes beside its passes
 (sampling, scheduling, hand-over) is `AddedFit`.
 """
 
@@ -44,11 +45,11 @@ FEATURES: Final = (
     "head bytes",
     "gemm flops",
     "head flops",
+    "kv bytes",
+    "tokens",
     "flops beyond blocks of 4 rows",
     "flops of odd rows",
     "attention flops",
-    "kv bytes",
-    "tokens",
 )
 MIN_PASS_ROWS: Final = 12
 # Relative std of the same pass from one start of an engine to the next: four starts of vLLM decoded
@@ -108,6 +109,7 @@ class EnginePasses:
 
     def __init__(self, profile: Profile, dtype: str, mode: str, engine: str) -> None:
         self.engine, self.dtype, self.mode = engine, dtype, mode
+        self.in_blocks = engine_facts(engine).gguf
         self.dtype_bytes = DTYPE_BYTES[dtype]
         self.cache_bytes = float(profile.device.get("last_level_cache_bytes") or (32 << 20))
 
@@ -165,8 +167,9 @@ class EnginePasses:
         parts = (1.0, layers, share * body, (1.0 - share) * body, head)
         each = 2.0 * body / self.dtype_bytes, 2.0 * head / self.dtype_bytes  # FLOPs of a row
         flops = [each[0] * rows[0], each[1] * rows[1]]
-        beyond = (each[0] * (rows[0] % n) + each[1] * (rows[1] % n) for n in (4, 2))
-        return [*parts, *flops, *beyond, *attention, rows[0]]
+        beyond = [each[0] * (rows[0] % n) + each[1] * (rows[1] % n) for n in (4, 2)]
+        blocks = [*beyond, attention[0]] if self.in_blocks else [0.0, 0.0, 0.0]
+        return [*parts, *flops, attention[1], rows[0], *blocks]
 
     def _features(
         self, arch: Architecture, part: Part, cold: bool, is_target: bool, cache: CacheFit
