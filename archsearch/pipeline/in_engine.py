@@ -43,7 +43,7 @@ from archsearch.models.gguf_file import check_written, read_gguf
 from archsearch.models.targets import TargetRef
 from archsearch.pipeline.latency import asked_dtype, choose_latency, machine_slowdown
 from archsearch.pipeline.serving import check_dtype, check_engine, default_mode
-from archsearch.pipeline.session import SearchSession, check_weights
+from archsearch.pipeline.session import SearchSession, check_weights, has_gpu
 from archsearch.progress import ProgressLine
 from archsearch.runs.confirmed import Exact
 from archsearch.search.objective import Scorer
@@ -355,13 +355,6 @@ class Bench:
         target = session.target.architecture
         each = memory_bytes(target, self.largest or target, workload).total_bytes
         return engines * (each + ENGINE_BYTES) > usable_bytes(device)
-
-
-def has_gpu() -> bool:
-    """Whether torch finds a GPU here."""
-    import torch
-
-    return bool(torch.cuda.is_available())
 
 
 @contextmanager

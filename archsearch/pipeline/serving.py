@@ -279,12 +279,7 @@ def _device(asked: WorkloadRequest) -> Device:
 ANSWER: Final = 256
 """Tokens of an answer where only a batch size and a context were given; shorter where the context
 is."""
-LIMITS: Final = {
-    "tpot_ms": "max_tpot_ms",
-    "ttft_ms": "max_ttft_ms",
-    "memory_gib": "max_memory_gib",
-    "parameters": "max_parameters",
-}
+LIMITS: Final = ("tpot_ms", "ttft_ms", "memory_gib", "parameters")
 
 
 def asked_mix(load: LoadRequest, asked: WorkloadRequest) -> tuple[Mix | None, WorkloadRequest]:
@@ -344,19 +339,10 @@ def with_asked(mix: Mix, load: LoadRequest) -> Mix:
     if objective is not None and objective not in OBJECTIVES:
         raise ArchsearchError(f"--objective {objective}: choose one of {', '.join(OBJECTIVES)}")
     mix = mix if objective is None else replace(mix, objective=objective)
-    given = {
-        name: getattr(load, option)
-        for name, option in LIMITS.items()
-        if getattr(load, option) is not None
-    }
+    found = {name: getattr(load, f"max_{name}") for name in LIMITS}
+    given = {name: value for name, value in found.items() if value is not None}
     if low := [name for name, value in given.items() if not value > 0]:
         raise ArchsearchError(
             f"--max-{low[0].partition('_')[0]} must be positive, got {given[low[0]]:g}"
         )
     return replace(mix, limits=replace(mix.limits, **given)) if given else mix
-
-
-def check_flight(mix: Mix, facts: EngineFacts, device: Device) -> None:
-    """Raise ArchsearchError where the engine does not run so many requests at once as a part
-    needs."""
-    check_batch(facts, device, mix.in_flight)

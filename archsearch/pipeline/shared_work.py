@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Final, Literal, Protocol
+from typing import IO, Final, Literal
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.trainer import DraftTrainer
@@ -123,18 +123,6 @@ class SharedWork:
 ExecutorName = Literal["local", "ray"]
 
 
-class Executor(Protocol):
-    """Starts workers and ends them."""
-
-    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """One more worker; `environment`: what it has besides its own."""
-        ...
-
-    def stop(self) -> list[str]:
-        """End all workers; what those said last that had given up before."""
-        ...
-
-
 class LocalProcesses:
     """Workers as processes of this machine."""
 
@@ -142,6 +130,7 @@ class LocalProcesses:
         self._started: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """One more worker; `environment`: what it has besides its own."""
         said = tempfile.TemporaryFile()
         process = subprocess.Popen(
             _worker(command),
@@ -152,6 +141,7 @@ class LocalProcesses:
         self._started.append((process, said))
 
     def stop(self) -> list[str]:
+        """End all workers; what those said last that had given up before."""
         words = []
         for process, _ in self._started:
             process.terminate()
@@ -232,6 +222,6 @@ def _last_line(said: bytes, status: int) -> str:
     return lines[-1] if lines else f"exit status {status}"
 
 
-def make_executor(name: ExecutorName, gpu: bool) -> Executor:
+def make_executor(name: ExecutorName, gpu: bool) -> LocalProcesses | RayTasks:
     """The executor of a name; `gpu`: whether each worker wants one."""
     return RayTasks(gpus=1 if gpu else 0) if name == "ray" else LocalProcesses()

@@ -229,11 +229,6 @@ class Alone:
     invalid: list[tuple[Indices, Draft, str]]
 
 
-def can_rank_alone(space: SearchSpace, target: Architecture) -> bool:
-    """Whether the shapes of a space are few enough to be scored one by one."""
-    return space.size(target) <= ALONE_POINTS
-
-
 def rank_alone(
     space: SearchSpace, scorer: Scorer, progress: Callable[[int, int, float], None] | None = None
 ) -> Alone:

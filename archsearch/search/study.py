@@ -22,10 +22,11 @@ from archsearch.drafters.drafter import Draft
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.needs import Needs
-from archsearch.search.exact import can_rank_alone, exact_grid, order, rank_all, rank_alone
+from archsearch.search.exact import ALONE_POINTS, exact_grid, order, rank_all, rank_alone
 from archsearch.search.mixed import MixScore
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.pareto import GOALS
+from archsearch.search.ranking import best_of_each
 from archsearch.search.samplers import AUTO, Record, Regret, Sampler, make_sampler, regret_of
 from archsearch.search.space import Indices, SearchSpace
 from archsearch.search.storage import (
@@ -106,21 +107,11 @@ class SearchResult:
         return sum(row["state"] == "PRUNED" for row in self.trials)
 
 
-def _distinct(ranked: Sequence[Score]) -> list[Score]:
-    """Without shapes that differ from a better-ranked one by windows alone that change no number
-    (longer than the context)."""
-    seen: set[tuple[object, ...]] = set()
-    kept = []
-    for score in ranked:
-        key = (
-            score.drafter,
-            score.architecture.replace(window_pattern="L", sliding_window=None),
-            score.worth,
-        )
-        if key not in seen:
-            kept.append(score)
-        seen.add(key)
-    return kept
+def _but_windows(score: Score) -> object:
+    """What shapes share that differ by windows alone that change no number (longer than the
+    context)."""
+    shape = score.architecture.replace(window_pattern="L", sliding_window=None)
+    return score.drafter, shape, score.worth
 
 
 def search(
@@ -151,7 +142,7 @@ def search(
     how = how or How()
     whole = how.sampler == AUTO
     grid = exact_grid(space, scorer) if whole else None
-    whole = grid is not None or (whole and can_rank_alone(space, scorer.target))
+    whole = grid is not None or (whole and space.size(scorer.target) <= ALONE_POINTS)
     goals = () if whole else how.goals
     about = dict(how.about) | ({"goals": list(goals)} if goals else {})
     study = _study(space, scorer, storage, about, goals)
@@ -198,7 +189,7 @@ def search(
             f"none of {scored} shapes of space {space.name} keeps within {scorer.limit_words()};"
             " raise the limit or add smaller shapes"
         )
-    ranked = _distinct(sorted(feasible, key=order))
+    ranked = best_of_each(sorted(feasible, key=order), _but_windows)
     regret = None
     if how.regret and not exhausted:
         regret = regret_of(space, scorer, best, best_at, how.proposes)
