@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from archsearch.export.folder import export
 from archsearch.models.files import has_tokenizer, head_family_of
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.pipeline.candidates import serving_ranks
-from archsearch.pipeline.families import check_independent
+from archsearch.pipeline.families import INDEPENDENT, check_independent
 from archsearch.pipeline.heads import served_gamma
 from archsearch.pipeline.session import SearchSession
 from archsearch.records import as_data, load_or_note
@@ -71,8 +72,15 @@ def export_rank(
     scheduled = gamma_at(planned.ranges, int(run.arguments.get("batch_size") or 1))
     gamma = gamma or scheduled or (record.confirmed or candidate.score).gamma
     full_head = _full_head(run, candidate, gamma, scheduled=bool(planned.ranges))
-    own = {"schedule": planned, "record": record, "full_head": full_head, "stops": stops}
-    source = _source(run, engines, draft_dtype, draft=candidate.folder, gamma=gamma, **own)
+    source = _source(run, candidate.folder, gamma, planned, record, INDEPENDENT)
+    ref, gguf = resolve_target(run.arguments["target"]), any(engine_facts(e).gguf for e in engines)
+    target = replace(
+        source.target,
+        tokenizer=None if has_tokenizer(candidate.folder) else _target_tokenizer(ref),
+        gguf=_target_gguf(ref) if gguf else None,
+    )
+    dtype = draft_dtype or source.gguf_dtype
+    source = replace(source, target=target, full_head=full_head, stops=stops, gguf_dtype=dtype)
     note = _head_note(candidate, str(source.dtype), full_head)
     if not candidate.has_weights:
         note = f"It holds a shape without weights; to train it: {train}. {note}"
@@ -91,21 +99,21 @@ def export_rank(
     }
 
 
-def _source(run: Run, engines: Sequence[str], draft_dtype: str | None, **own: Any) -> ExportSource:
-    """A drafter of a run (`own`: what is of it) beside the run's target, as it was searched for.
-    `draft_dtype`: of a GGUF (None: the usual one)."""
-    ref, gguf = resolve_target(run.arguments["target"]), any(engine_facts(e).gguf for e in engines)
-    # of a head the file for llama.cpp alone holds one
-    lacks = gguf if own.get("family") else not has_tokenizer(own["draft"])
-    tokenizer = _target_tokenizer(ref) if lacks else None
-    target = ExportTarget(ref.place or ref.name, tokenizer, _target_gguf(ref) if gguf else None)
+def _source(
+    run: Run, folder: Path, gamma: int, schedule: GammaSchedule, record: DraftRecord, family: str
+) -> ExportSource:
+    """A drafter of a run beside the run's target, as it was searched for."""
+    ref = resolve_target(run.arguments["target"])
     return ExportSource(
-        target=target,
-        dtype=run.dtype or own["record"].confirmed_dtype or "bfloat16",
+        folder,
+        gamma,
+        schedule,
+        ExportTarget(ref.place or ref.name),
+        record,
+        dtype=run.dtype or record.confirmed_dtype or "bfloat16",
         tensor_parallel=serving_ranks(run),
+        family=family,
         **run.priced_as,
-        **({"gguf_dtype": draft_dtype} if draft_dtype else {}),
-        **own,
     )
 
 
@@ -240,9 +248,11 @@ def export_family(
             f" for {wanted}"
         )
     record = DraftRecord(training=trained.record, provenance={"run": run.info})
-    own = {"schedule": GammaSchedule(planned), "record": record, "family": family}
-    dtype = draft_dtype or run.draft_dtype
-    source = _source(run, able, dtype, draft=trained.folder, gamma=wanted, **own)
+    source = _source(run, trained.folder, wanted, GammaSchedule(planned), record, family)
+    source = replace(source, gguf_dtype=draft_dtype or run.draft_dtype or source.gguf_dtype)
+    if any(engine_facts(engine).gguf for engine in able):  # the file holds the target's tokenizer
+        tokenizer, gguf = _target_tokenizer(ref), _target_gguf(ref)
+        source = replace(source, target=replace(source.target, tokenizer=tokenizer, gguf=gguf))
     made = str(export(source, output, able))
     what = {"run": str(path), "family": family, "gamma": wanted}
     return {**what, "output": made, "engines": list(able)}

@@ -259,11 +259,10 @@ class Bench:
         asked: Sequence[EnginePrompt],
         sampling: Sampling,
         summary: Callable[[Trace], _R],
-        dtype: str | None = None,
     ) -> _R:
         """`summary` of every drafter on every prompt, back to back with the target alone."""
-        plan = self._plan(drafters, asked, sampling, dtype or self.dtype)
-        return self.run(plan, summary, f"confirm in {self.name}", dtype=dtype)
+        plan = self._plan(drafters, asked, sampling, self.dtype)
+        return self.run(plan, summary, f"confirm in {self.name}")
 
     def exactness(
         self, drafters: Drafters, asked: Sequence[EnginePrompt], tokens: int

@@ -3,7 +3,7 @@ and `--pareto`: the drafts that no other beats in all goals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from archsearch.report.chart_files import drawn, write_picture
 from archsearch.report.costs import ParetoGoal, ParetoSet, pareto_chart
 from archsearch.runs.run import RUNGS_FILE
 from archsearch.search import study
-from archsearch.search.exact import ALONE_POINTS, exact_grid, rank_alone
+from archsearch.search.exact import ALONE_POINTS, Report, exact_grid, rank_alone
 from archsearch.search.objective import Score
 from archsearch.search.pareto import GOALS, check_goals, pareto, pareto_places
 from archsearch.search.samplers import AUTO
@@ -35,9 +35,9 @@ def score_spaces(session: SearchSession) -> study.SearchResult:
         storage = open_storage(where)
 
         def scored(before: int, space: SearchSpace) -> study.SearchResult:
-            def progress(p: study.SearchProgress) -> None:
-                words = f", best {p.best.speedup.value:.2f}x" if p.best else ""
-                line(space.family + words, before + p.done / max(p.total, 1), len(spaces))
+            def progress(done: int, total: int, best: float) -> None:
+                words = f", best {best:.2f}x" if best else ""
+                line(space.family + words, before + done / max(total, 1), len(spaces))
 
             return _scored(session, space, storage, progress)
 
@@ -48,7 +48,7 @@ def _scored(
     session: SearchSession,
     space: SearchSpace,
     storage: BaseStorage | None = None,
-    progress: Callable[[study.SearchProgress], None] | None = None,
+    progress: Report | None = None,
 ) -> study.SearchResult:
     """The study over one space; without a storage nothing of it is kept."""
     request = session.request

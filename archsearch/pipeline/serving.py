@@ -211,17 +211,13 @@ def rounds_of(
     """How the engine's version runs rounds of a kind of drafter on a GPU; None on a CPU. Raises
     ArchsearchError for a version or switch it lacks."""
     if device.kind == "cpu":
-        if asked.engine_options:
-            raise ArchsearchError(
-                "--engine-option is for GPUs: on a CPU the engine is measured as it runs"
-            )
-        if asked.engine_version:
-            raise ArchsearchError(
-                "--engine-version is for GPUs: on a CPU the engine that is installed is measured as"
-                " it runs"
-            )
-        if asked.host:
-            raise ArchsearchError("--host is for GPUs: a CPU's engine is measured on its host")
+        for option in ("engine_options", "engine_version", "host"):
+            if getattr(asked, option):
+                named = option.replace("_", "-").removesuffix("s")
+                raise ArchsearchError(
+                    f"--{named} is for GPUs: on a CPU the engine that is installed is measured as"
+                    " it runs, on this host"
+                )
         return None
     version = asked.engine_version
     if version is None:  # an empty one is a mistake, which is refused below

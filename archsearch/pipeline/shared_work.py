@@ -11,7 +11,6 @@ It needs the storage, and for trainings the run folder, at the same path on ever
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -81,11 +80,10 @@ class SharedWork:
     ) -> None:
         import optuna
 
-        digest = hashlib.sha256(created.encode()).hexdigest()[:8]
         with storage_errors(storage):
             self.study = optuna.create_study(
                 storage=open_storage(storage),
-                study_name=JOBS.format(name=name, digest=digest),
+                study_name=JOBS.format(name=name, digest=digest(created)[:8]),
                 load_if_exists=True,
             )
         self.claims = Claims(self.study, grace_s=grace_s)

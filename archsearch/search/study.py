@@ -12,7 +12,7 @@ kill lose the shape in flight only. A storage changes no answer of a space that 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -22,7 +22,7 @@ from archsearch.drafters.drafter import Draft
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.needs import Needs
-from archsearch.search.exact import ALONE_POINTS, exact_grid, order, rank_all, rank_alone
+from archsearch.search.exact import ALONE_POINTS, Report, exact_grid, order, rank_all, rank_alone
 from archsearch.search.mixed import MixScore
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.pareto import GOALS
@@ -43,15 +43,6 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 STUDY: Final = "archsearch"  # studies of searches, each with the digest of what it is about
-
-
-@dataclass(frozen=True, slots=True)
-class SearchProgress:
-    """Passed to the progress callback after every shape."""
-
-    done: int
-    total: int
-    best: Score | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +112,7 @@ def search(
     trials: int = 300,
     seed: int = 0,
     storage: str | Path | BaseStorage | None = None,
-    progress: Callable[[SearchProgress], None] | None = None,
+    progress: Report | None = None,
     how: How | None = None,
 ) -> SearchResult:
     """Search `space` for the fastest draft of the scorer's target; `trials` distinct shapes are
@@ -149,13 +140,13 @@ def search(
     record = Record(space, scorer, study, goals)
     found: Iterator[FrozenTrial]
     if grid is not None:
-        ranking = rank_all(scorer, grid, trials, _all_progress(progress))
+        ranking = rank_all(scorer, grid, trials, progress)
         scored = ranking.size
         found = (
             record.add(grid.indices(at), grid.grid.at(at), gamma) for at, gamma in ranking.places()
         )
     elif whole:
-        alone = rank_alone(space, scorer, _all_progress(progress))
+        alone = rank_alone(space, scorer, progress)
         scored = alone.shapes
         both: list[tuple[Indices, Draft, Score | str]] = [*alone.ranked, *alone.invalid]
         found = (record.add(*each) for each in both)
@@ -179,7 +170,7 @@ def search(
             if best is None or order(score) < order(best):
                 best, best_at = score, record.indices(trial)
         if progress is not None:
-            progress(SearchProgress(done, trials, best))
+            progress(done, trials, best.worth if best is not None else 0.0)
         if whole and done >= trials:
             break
     exhausted = whole or done < trials
@@ -243,15 +234,6 @@ def _asked(record: Record, how: How, seed: int, trials: int) -> Iterator[FrozenT
         yield trial
         if how.shared:
             yield from record.read()
-
-
-def _all_progress(
-    progress: Callable[[SearchProgress], None] | None,
-) -> Callable[[int, int, float], None] | None:
-    """Progress of scoring everything, for a callback of trials."""
-    if progress is None:
-        return None
-    return lambda scored, total, _: progress(SearchProgress(scored, total, None))
 
 
 def merged(results: Sequence[SearchResult]) -> SearchResult:
