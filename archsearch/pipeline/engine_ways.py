@@ -4,6 +4,7 @@ engines."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from archsearch.engine_facts import engine_facts
@@ -13,12 +14,11 @@ from archsearch.estimate import Estimate
 from archsearch.latency.engine_passes import known_engines
 from archsearch.models.files import has_weights
 from archsearch.pipeline.in_engine import profile_first, serving_scorer
-from archsearch.pipeline.schedule import acceptance_of
+from archsearch.pipeline.schedule import scored_by
 from archsearch.pipeline.session import SearchSession
 from archsearch.profiles import Profile
 from archsearch.records import save
 from archsearch.runs.tables import ENGINES_FILE, EngineWays, Way
-from archsearch.search.objective import Score, Scorer
 
 
 def write_engines(session: SearchSession) -> None:
@@ -55,7 +55,7 @@ def _ways(session: SearchSession, engine: str, dtype: str, drafts: Iterable[str]
     found = [
         (
             f"rank {score.rank}" + (f" in {each}" if each != dtype else ""),
-            _score(session, by, score),
+            scored_by(by, score, session.run.best_dir(score.rank or 0)),
         )
         for each, by in scorers.items()
         for score in trained or scores
@@ -64,22 +64,9 @@ def _ways(session: SearchSession, engine: str, dtype: str, drafts: Iterable[str]
         return []
     drafter, best = max(found, key=lambda pair: pair[1].speedup.value)
     first = profile_first(session, scorer, engine, dtype)
-    return [
-        Way(engine=engine, dtype=dtype, tokens_per_s=_rate(best.decode_s), profile_first=first),
-        Way(
-            engine=engine,
-            dtype=dtype,
-            tokens_per_s=_rate(best.tpot_s),
-            drafter=drafter,
-            gamma=best.gamma,
-            profile_first=first,
-        ),
-    ]
-
-
-def _score(session: SearchSession, scorer: Scorer, score: Score) -> Score:
-    alpha, taus, _ = acceptance_of(scorer, score, session.run.best_dir(score.rank or 0))
-    return scorer.measured(score.proposer, alpha, taus)
+    alone = Way(engine=engine, dtype=dtype, tokens_per_s=_rate(best.decode_s), profile_first=first)
+    rate = _rate(best.tpot_s)
+    return [alone, replace(alone, tokens_per_s=rate, drafter=drafter, gamma=best.gamma)]
 
 
 def _rate(seconds: Estimate) -> Estimate:

@@ -285,18 +285,14 @@ def asked_mix(load: LoadRequest, asked: WorkloadRequest) -> tuple[Mix | None, Wo
     if not load.asks:
         return None, asked
     mix = read_mix(load.workload) if load.workload is not None else one_kind(asked)
+    return of_mix(mix, load, asked)
+
+
+def of_mix(mix: Mix, load: LoadRequest, asked: WorkloadRequest) -> tuple[Mix, WorkloadRequest]:
+    """`asked_mix` of one that is known."""
     mix = with_asked(mix, load)
     if asked.memory_fraction != MEMORY_FRACTION:
         mix = replace(mix, memory_fraction=asked.memory_fraction)
-    return mix, request_of(mix, asked)
-
-
-def request_of(mix: Mix, asked: WorkloadRequest) -> WorkloadRequest:
-    """The request with the batch size and context of the mix's heaviest part, and the server that
-    the mix names.
-
-    Raises ArchsearchError where mix and request name different tensor parallelism.
-    """
     changes: dict[str, Any] = {}
     for name in ("tensor_parallel", "draft_tensor_parallel"):
         named, given = getattr(mix, name), getattr(asked, name)
@@ -306,13 +302,9 @@ def request_of(mix: Mix, asked: WorkloadRequest) -> WorkloadRequest:
                 f"{option} {given}, but the workload says {name}: {named}; leave one out"
             )
         changes[name] = named if given is None else given
-    return replace(
-        asked,
-        batch_size=mix.main.concurrency or 1,
-        context_len=mix.main.context,
-        memory_fraction=mix.memory_fraction,
-        **changes,
-    )
+    changes["memory_fraction"] = mix.memory_fraction
+    batch, context = mix.main.concurrency or 1, mix.main.context
+    return mix, replace(asked, batch_size=batch, context_len=context, **changes)
 
 
 def one_kind(asked: WorkloadRequest) -> Mix:
