@@ -289,7 +289,7 @@ def asked_mix(load: LoadRequest, asked: WorkloadRequest) -> tuple[Mix | None, Wo
 
 
 def of_mix(mix: Mix, load: LoadRequest, asked: WorkloadRequest) -> tuple[Mix, WorkloadRequest]:
-    """`asked_mix` of one that is known."""
+    """`asked_mix` of one that is known. Raises ArchsearchError as it does."""
     mix = with_asked(mix, load)
     if asked.memory_fraction != MEMORY_FRACTION:
         mix = replace(mix, memory_fraction=asked.memory_fraction)
