@@ -35,10 +35,11 @@ test-slow: install
 test-campaign: install
 	$(BIN)/python -m pytest -q -m "campaign and not gpu"
 
-# Installs vLLM and OpenVINO (5 GB, once, in archsearch's cache) and runs the tests in them; they are skipped elsewhere.
+# Installs vLLM, OpenVINO and llama.cpp (5 GB, once, in archsearch's cache) and runs the tests in them; they are skipped elsewhere.
 test-engines: install
 	$(BIN)/archsearch engine install openvino
 	$(BIN)/archsearch engine install vllm
+	$(BIN)/archsearch engine install llama.cpp
 	$(BIN)/python -m pytest -q -m "slow and not gpu" tests/engines tests/export
 
 test-all: test test-slow test-campaign

@@ -15,7 +15,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Final
 
-from archsearch.acceptance.drifts import Sweep, learn_drifts
+from acceptance_fit import Sweep, learn_drifts
 from archsearch.acceptance.terms import FIT_FILE, Term, load_fit
 from archsearch.speedup import alpha_from_tau, logit
 

@@ -41,10 +41,10 @@ from unittest import mock
 
 import numpy as np
 
-from archsearch.acceptance.drifts import learn_drifts, sweep_errors, sweeps
+from acceptance_fit import Fitted, best_spread, learn_drifts, sweep_errors, sweeps, where
 from archsearch.acceptance.learnt import Learning
 from archsearch.acceptance.prior import SHAPE_NOISE_STD
-from archsearch.acceptance.published import Design, Levels, best_spread, design, lot_of
+from archsearch.acceptance.published import Design, design, lot_of
 from archsearch.acceptance.table import OWN_STUDY, Published, load_published
 from archsearch.acceptance.terms import load_fit
 from archsearch.files import write_json
@@ -71,7 +71,7 @@ GOALS = {
 DEGENERATE_ALPHA = 0.98
 
 
-def after_one(levels: Levels, rows: Design) -> tuple[np.ndarray, np.ndarray]:
+def after_one(levels: Fitted, rows: Design) -> tuple[np.ndarray, np.ndarray]:
     """(errors, stds) of all other rows after each row in turn was measured."""
     mean, covariance = levels.joint(rows)
     errors, stds = [], []
@@ -128,8 +128,8 @@ def levels_left_out(found: Sequence[Published], quick: bool) -> dict[str, Any]:
         drifts = learn_drifts([sweep for sweep in sweeps(found) if sweep.study != study])
         rows = design(drifts=drifts)
         inside = np.array([name == study for name in rows.study])
-        train, test = rows.where(~inside), rows.where(inside)
-        levels = Levels(train, start if quick else best_spread(train, start))
+        train, test = where(rows, ~inside), where(rows, inside)
+        levels = Fitted(train, start if quick else best_spread(train, start))
         mean, sigma = levels.predict(test)
         gap = test.y - mean
         error.append(gap)
@@ -223,8 +223,8 @@ def left_out(found: Sequence[Published], quick: bool) -> dict[str, Any]:
     orders: list[tuple[bool, bool]] = []
     for study in sorted(set(everything.study) - {OWN_STUDY}):
         inside = np.array([name == study for name in everything.study])
-        train, test = everything.where(~inside), everything.where(inside)
-        mean, covariance = Levels(train, start if quick else best_spread(train, start)).joint(test)
+        train, test = where(everything, ~inside), where(everything, inside)
+        mean, covariance = Fitted(train, start if quick else best_spread(train, start)).joint(test)
         for i in range(len(test)):
             std = math.sqrt(covariance[i, i])
             raw.append(
@@ -349,8 +349,8 @@ def known_targets(found: Sequence[Published]) -> dict[str, Any]:
             if not (alike.any() if name == "same_kind" else (relatives & ~alike).any()):
                 continue
             kept = ~out if name == "same_kind" else ~out & ~alike
-            test = rows.where(out)
-            mean, std = Levels(rows.where(kept), spread).predict(test)
+            test = where(rows, out)
+            mean, std = Fitted(where(rows, kept), spread).predict(test)
             errors.append(test.y - mean)
             stds.append(std)
             by_target.setdefault(str(target[out][0]), []).append(test.y - mean)
@@ -372,8 +372,8 @@ def known_targets(found: Sequence[Published]) -> dict[str, Any]:
     for one in sorted(
         {label for label, name in zip(draft, target, strict=True) if name == "llama-65b"}
     ):
-        test = rows.where(draft == one)
-        mean, std = Levels(rows.where(draft != one), spread).predict(test)
+        test = where(rows, draft == one)
+        mean, std = Fitted(where(rows, draft != one), spread).predict(test)
         paper += [
             {
                 "draft": one.rpartition("|")[2],
@@ -403,9 +403,9 @@ def off_the_shelf(found: Sequence[Published], quick: bool) -> dict[str, Any]:
     gaps = []
     for study in sorted({lot.partition("|")[0] for lot in untuned}):
         inside = np.array([name == study for name in everything.study])
-        test = everything.where(inside & np.isin(lots, sorted(untuned)))
-        train = everything.where(~inside)
-        mean, _ = Levels(train, start if quick else best_spread(train, start)).predict(test)
+        test = where(everything, inside & np.isin(lots, sorted(untuned)))
+        train = where(everything, ~inside)
+        mean, _ = Fitted(train, start if quick else best_spread(train, start)).predict(test)
         errors = np.array([sigmoid(y) - sigmoid(m) for y, m in zip(test.y, mean, strict=True)])
         result["by_study"][study] = {
             "rows": len(errors),

@@ -11,15 +11,10 @@ shape.
 
 Folders that are broken, unfinished or of another target are passed over: a search must not fail on
 what another one left. `earlier` says on which texts they were, and how far they moved alpha.
-
-Beside the runs lies `.known.json`: of each run what it was asked and what its drafts were measured
-at, with a stamp of the files this was read from. A run whose files have changed is read again; the
-index itself can be deleted at any time.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -39,10 +34,10 @@ from archsearch.acceptance.terms import REFERENCE_LAYERS
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.files import read_json, read_yaml, write_text
+from archsearch.files import read_json, read_yaml
 from archsearch.models.targets import shape_here
-from archsearch.records import Misfit, Stored, as_data, from_data
-from archsearch.text.likeness import SKETCH_FILE, TextSketch, likeness, load_sketch, sketch_of_set
+from archsearch.records import Misfit, Stored
+from archsearch.text.likeness import TextSketch, likeness, load_sketch, sketch_of_set
 from archsearch.text.prompt_set import load_prompt_set
 
 # Prompts this much alike are of one domain, whatever two people called it.
@@ -83,9 +78,9 @@ def known_drafts(
     by `archsearch acceptance --output`, right under `roots`, where other files are passed over."""
     found: list[KnownDraft] = []
     left_out = exclude.resolve() if exclude else None
-    for run, facts in (item for root in roots for item in runs_under(root).items()):
-        if run.resolve() == left_out or not facts.drafts:
-            continue
+    runs = [file.parent for root in roots for file in sorted(root.glob("*/run.yaml"))]
+    for run in (run for run in runs if run.resolve() != left_out):
+        facts = read_run(run)
         name = facts.arguments.get("target")
         shape = _same_target(name, target) if isinstance(name, str) else None
         if shape is not None:
@@ -319,23 +314,10 @@ def _moved(before: Estimate, after: Estimate, layers: int | None) -> str:
     return f"moved {what or 'it '}from {before.value:.2f} to {after.value:.2f}"
 
 
-# --- the index beside the runs
+# --- what a run folder says
 
 
 log = logging.getLogger(__name__)
-FORMAT: Final = 3
-INDEX: Final = ".known.json"
-# what an observation's context needs
-ARGUMENTS: Final = ("target", "prompts", "heldout", "context", "domain", "temperature")
-_STAMPED: Final = (
-    "run.yaml",
-    SKETCH_FILE,
-    "finalists/*/training.json",
-    "finalists/*/trace.npz",
-    "best/*/confirmed.json",
-    "best/*/score.json",
-    "best/*/training.json",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,41 +334,15 @@ class DraftFact:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What a run was asked (ARGUMENTS), its drafts, the sketch of its prompts, None where it kept
-    none, and which of its folders could not be read, with the reason."""
+    """What a run was asked, its drafts, and the sketch of its prompts, None where it kept none."""
 
-    arguments: dict[str, object]
+    arguments: Mapping[str, object]
     drafts: tuple[DraftFact, ...]
-    text: TextSketch | None = None
-    broken: tuple[str, ...] = ()
-
-
-def runs_under(root: Path) -> dict[Path, RunFacts]:
-    """The facts of every run folder under `root`, by folder, in the order of their names."""
-    known, found, fresh = _load(root / INDEX), {}, {}
-    for run_file in sorted(root.glob("*/run.yaml")):
-        run = run_file.parent
-        stamp, entry = _stamp(run), known.get(run.name)
-        facts = _stored(entry) if entry is not None and entry.get("stamp") == stamp else None
-        found[run] = facts if facts is not None else read_run(run)
-        for words in found[run].broken:
-            log.warning("an earlier run cannot be read and is left out: %s/%s", run, words)
-        fresh[run.name] = {"stamp": stamp, **as_data(found[run])}
-    if fresh != known:
-        try:
-            # In one line: the indented form of hundreds of runs takes longer to write and to read
-            # than the runs' stamps.
-            write_text(
-                root / INDEX,
-                json.dumps({"format": FORMAT, "runs": fresh}, ensure_ascii=False) + "\n",
-            )
-        except ArchsearchError:
-            pass  # a folder that cannot be written to is read the long way next time
-    return found
+    text: TextSketch | None
 
 
 def read_run(run: Path) -> RunFacts:
-    """Read a run folder. What is broken or of another version is left out and named."""
+    """Read a run folder. What is broken or of another version is left out and named in the log."""
     drafts, broken = [], []
     try:
         arguments = _arguments(run / "run.yaml")
@@ -402,41 +358,15 @@ def read_run(run: Path) -> RunFacts:
             except (ArchsearchError, KeyError, TypeError, ValueError, AttributeError, OSError) as e:
                 name = path.parent.relative_to(run).as_posix()
                 broken.append(f"{name} ({Misfit.at('', e)})")
-    sketch = load_sketch(run) if drafts else None
-    return RunFacts(arguments, tuple(drafts), sketch, tuple(broken))
+    for words in broken:
+        log.warning("an earlier run cannot be read and is left out: %s/%s", run, words)
+    return RunFacts(arguments, tuple(drafts), load_sketch(run) if drafts else None)
 
 
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        data = read_json(path, "index of the runs")
-        runs = data["runs"] if data["format"] == FORMAT else {}
-    except (ArchsearchError, KeyError, TypeError):
-        return {}
-    return runs if isinstance(runs, dict) else {}
-
-
-def _stored(entry: Mapping[str, object]) -> RunFacts | None:
-    try:
-        return from_data(RunFacts, entry)
-    except ArchsearchError:
-        return None
-
-
-def _stamp(run: Path) -> list[list[object]]:
-    """[name, time of the last change, bytes] of every file that is read; comes back from JSON as it
-    is."""
-    stamp = []
-    for pattern in _STAMPED:
-        for path in sorted(run.glob(pattern)):
-            status = path.stat()
-            stamp.append([path.relative_to(run).as_posix(), status.st_mtime_ns, status.st_size])
-    return stamp
-
-
-def _arguments(run_file: Path) -> dict[str, object]:
+def _arguments(run_file: Path) -> Mapping[str, object]:
     info = read_yaml(run_file, "the run's file")
     arguments = info.get("arguments") if isinstance(info, dict) else None
-    return {name: arguments.get(name) for name in ARGUMENTS} if isinstance(arguments, dict) else {}
+    return arguments if isinstance(arguments, dict) else {}
 
 
 def _fact(

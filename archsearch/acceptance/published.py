@@ -12,23 +12,21 @@ Drafts of one lot on one text share all but the last, so an ablation speaks clea
 size although levels scatter widely. This project's own drafts (anchors, and a lot of them: the
 study of shapes) are one more study: their effects speak for their own target only.
 
-`python -m archsearch.acceptance.published` fits spreads and drifts (with scipy) and writes
-published_fit.json, which `prior.py` reads. `known_targets.py` asks the same regression about a
-target of the table.
+`benchmarks/acceptance_fit.py` fits spreads and drifts (with scipy) and writes published_fit.json,
+which `prior.py` reads. `known_targets.py` asks the same regression about a target of the table.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 from typing import Final
 
 import numpy as np
 
-from archsearch.acceptance.drifts import kind_of, learn_drifts, sweeps
 from archsearch.acceptance.estimator import DOMAINS, AcceptanceContext
 from archsearch.acceptance.learnt import (
     PUBLISHED_HEAD_TOKENS,
@@ -39,17 +37,14 @@ from archsearch.acceptance.learnt import (
 from archsearch.acceptance.table import (
     OWN_STUDY,
     Published,
-    inputs_hash,
     load_published,
     own_drafts,
 )
 from archsearch.acceptance.terms import (
     COEFFICIENTS,
     FEATURE_DRAFTERS,
-    FIT_FILE,
     LOT_TERMS,
     REFERENCE_GAMMA,
-    PublishedFit,
     Term,
     attention_terms,
     depth_terms,
@@ -64,7 +59,6 @@ from archsearch.acceptance.terms import (
 )
 from archsearch.architecture import catalogue
 from archsearch.estimate import Array
-from archsearch.files import write_json
 from archsearch.speedup import alpha_from_tau, drifting_positions, logit, tau_from_positions
 
 UNKNOWN_TEMPERATURE: Final = 0.5
@@ -106,6 +100,15 @@ def row_terms(row: Published) -> dict[str, float]:
     if row.heads and row.kv_heads:
         terms |= attention_terms(row.heads, row.kv_heads)
     return while_young(terms, learning)
+
+
+def kind_of(family: str, temperature: float | None) -> str:
+    """What decides how acceptance runs along the block: `feature` (its inputs are its own features
+    and degrade), `block` (all positions in one pass), or of an independent draft how tokens are
+    chosen, `greedy` or `sampled`."""
+    if family in ("independent", "medusa", "mlp"):
+        return "greedy" if temperature == 0 else "sampled"
+    return "block" if family == "block" else "feature"
 
 
 def level_alpha(row: Published, drifts: Mapping[str, Term]) -> float:
@@ -186,16 +189,10 @@ class Design:
     def study(self) -> tuple[str, ...]:
         return self.groups["study"]
 
-    def where(self, keep: Sequence[bool] | np.ndarray) -> Design:
-        """The rows that `keep` says."""
-        chosen = np.flatnonzero(keep)
-        groups = {name: tuple(labels[i] for i in chosen) for name, labels in self.groups.items()}
-        return Design(self.x[chosen], self.y[chosen], self.noise[chosen], groups)
-
 
 def design(drifts: Mapping[str, Term], *, anchors: bool = True) -> Design:
-    """The rows of the table that are meant for levels, and this project's anchors; `drifts`: see
-    `learn_drifts`."""
+    """The rows of the table that are meant for levels, and this project's anchors; `drifts`: along
+    the block, by `kind_of`."""
     x, y, noise = [], [], []
     labels: list[dict[str, str]] = []
     for row in load_published():
@@ -352,72 +349,6 @@ class Levels:
         covariance += self.spread.slope**2 * _own_slopes(first, second)
         return covariance
 
-    @cached_property
-    def mean(self) -> Array:
-        """[len(COEFFICIENTS)] posterior mean of the coefficients."""
-        mean, variance = _prior()
-        return mean + variance * (self.rows.x.T @ self.solved[1])
-
-    @cached_property
-    def covariance(self) -> Array:
-        """[n, n] their posterior covariance."""
-        cross = _prior()[1][:, None] * self.rows.x.T
-        return np.diag(_prior()[1]) - cross @ self.solved[0] @ cross.T
-
-    def predict(self, rows: Design) -> tuple[Array, Array]:
-        """(mean, std) of logit(alpha) of rows that were not fitted; what they share with those that
-        were is known."""
-        mean, covariance = self.joint(rows)
-        return mean, np.sqrt(np.diag(covariance))
-
-    def joint(self, rows: Design) -> tuple[Array, Array]:
-        """(mean [n], covariance [n, n]) of logit(alpha) of rows that were not fitted, noise of
-        reading included."""
-        inverse, weights = self.solved
-        cross = self._between(rows, self.rows)
-        own = self._between(rows, rows) + np.diag(self.spread.residual**2 + rows.noise**2)
-        return rows.x @ _prior()[0] + cross @ weights, own - cross @ inverse @ cross.T
-
-
-def best_spread(rows: Design, start: Spread | None = None) -> Spread:
-    """The spreads with the highest marginal likelihood, with a weak belief (a factor of 2) around
-    the default."""
-    from scipy.optimize import minimize
-
-    mean, variance = _prior()
-    fixed = (rows.x * variance) @ rows.x.T + np.diag(rows.noise**2)
-    kernels = [
-        *(same(rows.groups[name], rows.groups[name]) for name in EFFECTS),
-        np.eye(len(rows)),
-        _own_slopes(rows, rows),
-    ]
-    residual = rows.y - rows.x @ mean
-    default = np.log(np.array(astuple(Spread())))
-
-    def loss(log_std: Array) -> tuple[float, Array]:
-        variances = np.exp(2.0 * log_std)
-        covariance = fixed + sum(v * k for v, k in zip(variances, kernels, strict=True))
-        inverse = np.linalg.inv(covariance)
-        weights = inverse @ residual
-        value = 0.5 * (residual @ weights + np.linalg.slogdet(covariance)[1])
-        outer = inverse - np.outer(weights, weights)
-        slope = np.array(
-            [v * float(np.sum(outer * k)) for v, k in zip(variances, kernels, strict=True)]
-        )
-        away = (log_std - default) / math.log(2.0)
-        return float(value + 0.5 * away @ away), slope + away / math.log(2.0)
-
-    first = np.log(np.array(astuple(start or Spread())))
-    found = minimize(
-        loss,
-        first,
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[(-5.0, 1.0)] * len(default),
-        options={"maxiter": 25},
-    )
-    return Spread(*(float(value) for value in np.exp(found.x)))
-
 
 # --- what a new draft is asked with
 
@@ -490,45 +421,3 @@ def coefficients_for(levels: Levels, query: Query) -> tuple[Array, Array]:
     inverse, weights = levels.solved
     covariance = prior - cross @ inverse @ cross.T
     return mean + cross @ weights, (covariance + covariance.T) / 2
-
-
-# --- the stored fit
-
-
-def fit_all(start: Spread | None = None) -> PublishedFit:
-    """Everything that the prior reads, from the table and the anchors, of a target that nobody
-    measured: all effects are drawn anew, this project's own among them. Takes some seconds; fewer
-    from spreads that are near."""
-    drifts = learn_drifts(sweeps())
-    rows = design(drifts=drifts)
-    spread = best_spread(rows, start)
-    mean, covariance = coefficients_for(Levels(rows, spread), Query())
-    counts = dict(zip(COEFFICIENTS, np.count_nonzero(rows.x, axis=0).tolist(), strict=True))
-    return PublishedFit(mean, covariance, counts, asdict(spread), dict(drifts), inputs_hash())
-
-
-def save_fit(fit: PublishedFit) -> None:
-    """Write published_fit.json."""
-    upper = fit.covariance[np.triu_indices(len(COEFFICIENTS))]
-    write_json(
-        FIT_FILE,
-        {
-            "about": (
-                "made by `python -m archsearch.acceptance.published` from published.csv and"
-                " anchors.yaml; do not edit"
-            ),
-            "inputs": fit.inputs,
-            "spread": {name: round(value, 6) for name, value in fit.spread.items()},
-            "drift": {
-                name: [round(term.mean, 4), round(term.std, 4)] for name, term in fit.drift.items()
-            },
-            "rows": dict(fit.rows),
-            "coefficients": list(COEFFICIENTS),
-            "mean": [round(float(value), 6) for value in fit.mean],
-            "covariance_upper": [float(f"{value:.6g}") for value in upper],
-        },
-    )
-
-
-if __name__ == "__main__":
-    save_fit(fit_all())

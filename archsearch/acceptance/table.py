@@ -3,7 +3,6 @@ drafts: sketches (anchors.yaml) and the study of shapes (shape_study.csv)."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -215,11 +214,3 @@ def load_shape_study(path: Path = STUDY_FILE) -> tuple[Anchor, ...]:
 def own_drafts() -> tuple[Anchor, ...]:
     """Everything that this project trained and measured for the prior."""
     return (*load_anchors()[1], *load_shape_study())
-
-
-def inputs_hash() -> str:
-    """Which table and own drafts a fit rests on."""
-    digest = hashlib.sha256()
-    for path in (PUBLISHED_FILE, ANCHORS_FILE, STUDY_FILE):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]

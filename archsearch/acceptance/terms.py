@@ -371,10 +371,10 @@ class PublishedFit:
 
 @cache
 def load_fit(path: Path = FIT_FILE) -> PublishedFit:
-    """The stored outcome of `published.fit_all`. Fast: no table is read."""
+    """What `benchmarks/acceptance_fit.py` stored. Fast: no table is read."""
     data = read_json(path, "fit of the published measurements")
     other = ArchsearchError(
-        f"{path} was made by another version; run: python -m archsearch.acceptance.published"
+        f"{path} was made by another version; run: python benchmarks/acceptance_fit.py"
     )
     size = len(COEFFICIENTS)
     try:

@@ -78,7 +78,12 @@ def doctor(context: click.Context, as_json: bool) -> None:
 )
 @o.options(
     "How long, and checks",
-    o.opt("--budget budget_s", "Time for the sweep: 90s, 5m, 1h.", o.TIME, "5m"),
+    o.opt(
+        "--budget budget_s",
+        "Time for the sweep (what an engine adds: minutes more): 90s, 5m, 1h.",
+        o.TIME,
+        "5m",
+    ),
     o.opt("--quick", "With --engine llama.cpp: about a minute, one precision, three drafts.", bool),
     o.opt(
         "--check",

@@ -253,7 +253,7 @@ PRICED: Final = Value("e", priced_engine, completion.engines)
 RUN_ENGINE: Final = Value("e", run_engine, completion.engines)
 DTYPE: Final = Value("d", dtype_name)
 DRAFT_DTYPES: Final = Value(
-    "d[,d]", lambda text: ",".join(dict.fromkeys(map(dtype_name, text.split(","))))
+    "d[,d]", lambda text: ",".join(dict.fromkeys(map(served_name, text.split(","))))
 )
 SERVED: Final = Value("d", served_name)
 MODE: Final = click.Choice(["eager", "graph"])
@@ -404,9 +404,9 @@ def common(several_engines: bool, *acceptance: Spec) -> Decorator:
         ),
         opt(
             "--draft-dtype",
-            "Of drafts and heads; of several (q8_0,float16) `search` takes the fastest (default: 16"
-            " bits on a GPU beside fewer, as engines keep them, or as their config says; else the"
-            " target's).",
+            "Of drafts and heads; of several (q8_0,float16) `search` takes the fastest; `estimate`"
+            " takes int4, nvfp4, ... of a draft's weights too (default: 16 bits on a GPU beside"
+            " fewer, as engines keep them, or as their config says; else the target's).",
             DRAFT_DTYPES,
         ),
         mode_opt,

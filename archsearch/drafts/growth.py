@@ -30,7 +30,7 @@ SourceName = Literal["answers", "sampled", "invented"]
 
 # What a written token of a source is worth, in tokens of greedy answers to the user's own prompts;
 # tried in this order. Measured: sampled, 0.14 with a band of -0.2 to 0.6 (benchmarks/results/
-# 2026-11-22-supply). Invented: assumed, not measured.
+# 2026-11-22-supply). Invented: 0.7 with a band of 0.3 to 1 (2026-11-26-invented), taken for less.
 WORTH: Final[dict[SourceName, float]] = {"answers": 1.0, "sampled": 0.15, "invented": 0.15}
 SAMPLED_TEMPERATURE: Final = 0.7  # near what the target writes greedily, yet not the same again
 SAMPLED_ROUNDS: Final = 4  # answers to one prompt beside the greedy one

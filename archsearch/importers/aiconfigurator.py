@@ -33,7 +33,7 @@ from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import scratch_dir, take_place, write_json, writing
 from archsearch.hardware.device import Device, load_device
 from archsearch.importers import experts
-from archsearch.importers.compact import COMPACT_ROWS, Errors, compress
+from archsearch.importers.compact import COMPACT_ROWS, compress
 from archsearch.profiles import Measurement, Profile, freeze_shape, package_of
 from archsearch.progress import Progress, silent
 from archsearch.records import as_data
@@ -100,10 +100,6 @@ CACHE_STATES: Final = (
     " last-level cache together), all other rows cold; a KV cache below the size of that cache was"
     " warm all the same"
 )
-TOLD: Final = (
-    "relative errors of a plain interpolation of the kept rows on those left out; the choice of"
-    " rows looked at both"
-)
 
 Op = Gemm | Attention | AllReduce | Experts | LatentAttention
 Key = tuple[Op, str]  # an op and its mode
@@ -133,14 +129,12 @@ class Provenance:
     cache_states: str = CACHE_STATES
     dtypes: list[str]
     compact: bool
-    told: str = TOLD
     rows_available: dict[str, int] = field(default_factory=dict)
     rows_kept: dict[str, int] = field(default_factory=dict)
     rows_ignored: dict[str, dict[str, int]] = field(default_factory=dict)
     kernel_sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
     row_relative_std: dict[str, float] = field(default_factory=dict)
     frameworks_compared: dict[str, dict[str, Compared]] = field(default_factory=dict)
-    told_from_kept_rows: dict[str, dict[str, Errors]] = field(default_factory=dict)
 
     def count(self, kind: str, label: str, table: Table, kept: int) -> None:
         """Note what a table of `kind` held, and how many of its rows are kept."""
@@ -662,12 +656,12 @@ def import_tables(
 ) -> Profile:
     """The profile of `device` composed from the kernel tables; it has no folder yet.
 
-    `compact` keeps about 2,200 rows of a dtype that predict the others (provenance says how
-    well), of further dtypes those of the same shapes, and of experts and latent attention those
-    of known targets (`importers.experts`); otherwise all rows are kept, which makes a profile of
-    about 60,000. Rows have one time each: `mode` graph (eager for eager all-reduce), `cache` warm
-    for GEMMs whose six weight copies fit the last-level cache. Raises: ArchsearchError for a
-    device, framework or dtype without tables and for files that are broken or belong elsewhere.
+    `compact` keeps about 2,200 rows of a dtype that predict the others, of further dtypes those of
+    the same shapes, and of experts and latent attention those of known targets
+    (`importers.experts`); otherwise all rows are kept, which makes a profile of about 60,000. Rows
+    have one time each: `mode` graph (eager for eager all-reduce), `cache` warm for GEMMs whose six
+    weight copies fit the last-level cache. Raises: ArchsearchError for a device, framework or dtype
+    without tables and for files that are broken or belong elsewhere.
     """
     names = _checked_dtypes(device, framework, dtypes)
     root, package_version = find_tables(data)
@@ -686,7 +680,7 @@ def import_tables(
     stack = {PACKAGE: package_version, framework: about.framework_version}
     profile = Profile(device.to_dict(), stack)
     planned = float(sum(COMPACT_ROWS.values()) if compact else len(names))
-    choice = _Choice(about, progress, planned)
+    choice = _Choice(progress, planned)
     for dtype in names:
         progress(f"reading {dtype}", choice.done, planned)
         for kind, whole in source.tables(dtype, compact).items():
@@ -701,7 +695,7 @@ def import_tables(
                 > seconds * device.bandwidth_bytes_per_s
             }
             table = whole.without(fast, "faster than the memory")
-            times = choice.of(kind, label, table.times_s) if compact else table.times_s
+            times = choice.of(kind, table.times_s) if compact else table.times_s
             about.count(kind, label, table, len(times))
             profile.add(_rows(times, device, dtype))
             if dtype == names[0] and kind in ALWAYS:
@@ -719,13 +713,12 @@ def import_tables(
 class _Choice:
     """Which rows of each kind a compact profile keeps; `done` of `planned` rows are chosen."""
 
-    about: Provenance
     progress: Progress
     planned: float
     done: int = 0
     chosen: dict[str, Collection[Key]] = field(default_factory=dict)
 
-    def of(self, kind: str, label: str, times: dict[Key, float]) -> dict[Key, float]:
+    def of(self, kind: str, times: dict[Key, float]) -> dict[Key, float]:
         """Those of `times` that are kept: of a further dtype the shapes of the first."""
         if kind in COMPACT_ROWS and kind not in self.chosen:
             plain: Mapping[Any, float] = times  # of GEMMs and attention only
@@ -733,8 +726,7 @@ class _Choice:
             def tick(rows: int) -> None:
                 self.progress(f"choosing {kind} rows", self.done + rows, self.planned)
 
-            found = compress(kind, plain, tick=tick)
-            self.chosen[kind], self.about.told_from_kept_rows[label] = found
+            self.chosen[kind] = compress(kind, plain, tick=tick)
             self.done += COMPACT_ROWS[kind]
         kept = self.chosen.get(kind, times)
         return {key: seconds for key, seconds in times.items() if key in kept}

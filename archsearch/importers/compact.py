@@ -36,15 +36,6 @@ _GRID_M: Final = (1, 4, 16, 64, 512, 8192)
 _GRID_NK: Final = (64, 512, 2048, 4096, 8192, 16384, 65536)
 
 
-@dataclass(frozen=True, slots=True)
-class Errors:
-    """Relative errors of predicted rows: the median, and the 90th percentile."""
-
-    rows: int
-    median_error: float
-    p90_error: float
-
-
 @dataclass(frozen=True)
 class Candidates:
     """Rows to choose from. `inputs` [rows, d]: coordinates in units of the length scale at which
@@ -119,9 +110,8 @@ def compress(
     *,
     count: int | None = None,
     tick: Callable[[int], None] | None = None,
-) -> tuple[dict[Key, float], dict[str, Errors]]:
-    """The rows kept of `kind` (COMPACT_ROWS of those in range), and how well they tell the others:
-    see `errors`."""
+) -> dict[Key, float]:
+    """The rows kept of `kind`: COMPACT_ROWS of those in range."""
     keys = [key for key in times if in_range(key[0])] or list(times)
     rows = Candidates.of({key: times[key] for key in keys})
     first = np.array(
@@ -131,36 +121,10 @@ def compress(
         ]
     )
     kept = choose(rows, first, COMPACT_ROWS[kind] if count is None else count, tick=tick)
-    rest = np.setdiff1d(np.arange(len(keys)), kept)
-    chosen = {keys[index]: times[keys[index]] for index in kept}
-    return chosen, errors(chosen, {keys[index]: times[keys[index]] for index in rest})
+    return {keys[index]: times[keys[index]] for index in kept}
 
 
-def errors(known: Mapping[Key, float], asked: Mapping[Key, float]) -> dict[str, Errors]:
-    """Relative errors of `predict` from `known` on `asked`, by group; {} for nothing asked."""
-    if not asked:
-        return {}
-    error = np.abs(
-        predict(Candidates.of(known), Candidates.of(asked)) / np.array(list(asked.values())) - 1.0
-    )
-    groups = {"all": np.ones(len(asked), dtype=bool)}
-    ops = [op for op, _ in asked]
-    if isinstance(ops[0], Gemm):
-        small = np.array([isinstance(op, Gemm) and op.m <= 32 for op in ops])
-        large = np.array([isinstance(op, Gemm) and op.weight_elements() > 4e6 for op in ops])
-        groups = {"m up to 32, over 4M weights": small & large, "m up to 32": small} | groups
-    return {
-        name: Errors(
-            int(mask.sum()),
-            round(float(np.median(error[mask])), 4),
-            round(float(np.quantile(error[mask], 0.9)), 4),
-        )
-        for name, mask in groups.items()
-        if mask.any()
-    }
-
-
-def _kernel(a: Array, b: Array) -> Array:
+def kernel(a: Array, b: Array) -> Array:
     """Exponential of the Manhattan distance: continuous, kinks allowed, as kernel switches make
     them. [len(a), len(b)]."""
     return AMPLITUDE * np.exp(-np.abs(a[:, None, :] - b[None, :, :]).sum(-1))
@@ -209,7 +173,7 @@ def choose(
             )
             pool = pool[free[pool]]
             moved = (
-                _kernel(rows.inputs[pool], rows.inputs[sample])
+                kernel(rows.inputs[pool], rows.inputs[sample])
                 - factor[:step, pool].T @ factor[:step, sample]
             )
             gain = error[pool] / (np.maximum(variance[pool], 0.0) + NOISE)
@@ -217,7 +181,7 @@ def choose(
             # Its own error goes: it will be in the table.
             pick = int(pool[np.argmin(after.sum(1) - np.abs(error[pool]))])
         covariance = (
-            _kernel(rows.inputs[pick : pick + 1], rows.inputs)[0]
+            kernel(rows.inputs[pick : pick + 1], rows.inputs)[0]
             - factor[:step, pick] @ factor[:step]
         )
         pivot = max(float(covariance[pick]), 0.0) + NOISE
@@ -226,20 +190,3 @@ def choose(
         variance = variance - factor[step] ** 2
         free[pick] = False
     return np.flatnonzero(~free)
-
-
-def predict(known: Candidates, asked: Candidates) -> Array:
-    """Seconds of the rows in `asked`, interpolated from `known`. [len(asked)]."""
-    coefficients = nonnegative_fit(known.features, known.times_s)
-    target = np.log(known.times_s / (known.features @ coefficients))
-    level = float(np.mean(target))
-    covariance = _kernel(known.inputs, known.inputs) + NOISE * np.eye(len(target))
-    weights = np.linalg.solve(covariance, target - level)
-    logs = np.concatenate(
-        [
-            _kernel(part, known.inputs) @ weights
-            for part in np.array_split(asked.inputs, max(1, len(asked.inputs) // 2000))
-        ]
-    )
-    result: Array = asked.features @ coefficients * np.exp(level + logs)
-    return result

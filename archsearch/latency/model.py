@@ -73,10 +73,8 @@ class LatencyModel(FittedPasses, DraftPasses):
     part on a CPU, where what an engine adds is measured with the profile. `tables`: kernels that
     compose passes in place of the profile's own, of this GPU or a relative (then carried over:
     `archsearch.latency.transfer`), at the pace of the profile's own GEMMs. `target_dtype`: of the
-    target that this one prices drafts beside, whose cache is theirs. After
-    construction of a fitted model `coefficients_` (by GROUPS), `cache_` and `loo_` (leave-one-out
-    relative errors of whole passes) hold what was learnt; of a composed one `composed_` is what
-    puts its passes together, and None otherwise. Raises MissingDataError where the profile holds
+    target that this one prices drafts beside, whose cache is theirs. `composed_` puts the passes of
+    a composed model together; None of a fitted one. Raises MissingDataError where the profile holds
     too few rows.
     """
 

@@ -40,7 +40,7 @@ from archsearch.hardware.device import Device
 from archsearch.latency.all_reduce import AllReduces
 from archsearch.latency.datasheet import BANDWIDTH_SHARE, FORMAT_STD, datasheet_s
 from archsearch.latency.regression import Kriging, Residual, nonnegative_fit
-from archsearch.latency.stored import digest_of, stored_fit, to_dict
+from archsearch.latency.stored import digest_of, stored_fit
 from archsearch.profiles import Measurement, Profile
 from archsearch.workload import DTYPE_BYTES
 
@@ -396,15 +396,6 @@ class OpModel:
             like=known,
             folder=self.profile.folder if known is None else None,
         )
-
-    def fits(self, kinds: Iterable[str]) -> dict[str, dict[str, object]]:
-        """The tables of `kinds` of ops as `latency.stored` keeps them, by the digest of their
-        rows."""
-        for kind in self._unfitted.intersection(kinds):
-            self._unfitted.discard(kind)
-            self._fit_tables(kind, self._like)
-        tables = self._tables.values()
-        return {table.digest: to_dict(table.coefficients, table.residual) for table in tables}
 
     def _fit_elementwise(self) -> dict[str, Answer]:
         """Constant and slope in elements, by name."""

@@ -3,7 +3,7 @@
 
 Learning a GPU's tables takes seconds; reading them back takes milliseconds. The fit of a table is
 found by the digest of the rows that it was learnt from, so a profile with other rows is learnt as
-before. `python -m archsearch.latency.refit` writes the files; a test holds them fresh.
+before. `benchmarks/kernel_fit.py` writes the files; a test holds them fresh.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from archsearch.architecture.ops import Op
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Array
-from archsearch.files import read_json, write_json
+from archsearch.files import read_json
 from archsearch.latency.regression import Kriging
 
 FILE: Final = "kernel_fit.json"
@@ -67,25 +67,6 @@ def stored_fit(
     )
 
 
-def to_dict(coefficients: Array, learnt: Kriging) -> dict[str, object]:
-    """A table's fit as it is stored: all but what its rows say anew."""
-    alike = bool(np.all(learnt.row_noise == learnt.noise))
-    return {
-        "amplitude": learnt.amplitude,
-        "noise": learnt.noise,
-        "calibration": learnt.calibration,
-        "coefficients": _text(coefficients),
-        "lengths": _text(learnt.lengths),
-        "row_noise": _text(np.empty(0) if alike else learnt.row_noise),
-    }
-
-
-def save(folder: Path, tables: Mapping[str, dict[str, object]]) -> None:
-    """Write the fits of a profile, by digest."""
-    write_json(folder / FILE, {"format": FORMAT, "tables": dict(sorted(tables.items()))})
-    _tables.cache_clear()
-
-
 @lru_cache(maxsize=8)
 def _tables(folder: Path) -> Mapping[str, Any]:
     """By digest; {} where nothing that this version reads is stored: then tables are learnt."""
@@ -95,10 +76,6 @@ def _tables(folder: Path) -> Mapping[str, Any]:
         return {}
     known = isinstance(data, dict) and data.get("format") == FORMAT
     return data["tables"] if known else {}
-
-
-def _text(values: Array) -> str:
-    return base64.b64encode(np.asarray(values, dtype="<f8").tobytes()).decode("ascii")
 
 
 def _array(text: str) -> Array:

@@ -63,10 +63,12 @@ _SPLITS: Final = {
 @dataclass(frozen=True)
 class GgufModel:
     """What a GGUF file says of itself: its shape, and in which dtype most of its matrices are, as
-    llama.cpp's name of the file's type has it (`q4_k_m`)."""
+    llama.cpp's name of the file's type has it (`q4_k_m`). `unread`: what transformers, which reads
+    its weights, leaves out ("": nothing)."""
 
     architecture: Architecture
     dtype: str
+    unread: str = ""
 
 
 @lru_cache(maxsize=8)
@@ -123,7 +125,14 @@ def read_gguf(path: Path) -> GgufModel:
             f"{path} is of the type {names.get(number, number)}, which is not known here; give one"
             f" of {', '.join(types.values())}"
         )
-    return GgufModel(architecture, dtype)
+    stretched = of.get("rope.scaling.type", "none") != "none" or any(
+        each.name == "rope_freqs.weight" for each in reader.tensors
+    )
+    parts = {
+        "stretched positions": stretched,
+        "sliding windows": of.get("attention.sliding_window"),
+    }
+    return GgufModel(architecture, dtype, " and ".join(name for name in parts if parts[name]))
 
 
 def check_written(dtype: str) -> None:

@@ -16,7 +16,7 @@ from archsearch.architecture.counts import parameters, weight_bytes
 from archsearch.errors import ArchsearchError, MissingDataError, first_line
 from archsearch.files import scratch_dir, write_json, writing
 from archsearch.models.files import has_tokenizer, has_weights
-from archsearch.models.gguf_file import GGUF_KINDS, round_as_written
+from archsearch.models.gguf_file import GGUF_KINDS, read_gguf, round_as_written
 from archsearch.models.runtime import (
     cheap_initialisation,
     load_checked,
@@ -128,6 +128,18 @@ def tokenizers_differ(
     ]
 
 
+def check_tokenizer(
+    ours: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase, whose: str
+) -> None:
+    """Raise ArchsearchError where the tokenizer `other` is not the target's: its ids mean other
+    tokens."""
+    if differences := tokenizers_differ(ours, other, limit=3):
+        raise ArchsearchError(
+            f"the tokenizer {whose} differs from the target's ({'; '.join(differences)}); use a"
+            " draft made for this target"
+        )
+
+
 # of a machine's memory: a second copy of the target, to write text faster, may take so much
 COPY_SHARE: Final = 0.125
 
@@ -221,6 +233,12 @@ def converted_gguf(name: str, weights: Mapping[str, str]) -> Path:
     if (folder / "config.json").is_file():
         return folder
     gguf = packaged_gguf(name, weights)
+    if unread := read_gguf(gguf).unread:
+        raise ArchsearchError(
+            f"{gguf} has {unread}, which transformers does not read out of a GGUF: text, training"
+            " and the check of answers would be another model's; give --target the hub id or folder"
+            " of its weights (prices and llama.cpp's profile are right for the file)"
+        )
     log.info("converting %s to safetensors, once (about 20 s)", gguf.name)
     advice = "free space or set ARCHSEARCH_CACHE to another folder"
     with writing(folder, advice), scratch_dir(folder) as scratch:

@@ -356,16 +356,11 @@ def _mean_context(texts: TextCache) -> int:
 def _check_tokens(tokenizer: Any, target: TargetRef, draft: TargetRef) -> list[str]:
     """Raise for a draft whose token ids are not the target's; a difference in padding rows alone is
     a note."""
-    from archsearch.models.load import load_tokenizer, tokenizers_differ
+    from archsearch.models.load import check_tokenizer, load_tokenizer
 
     ours, theirs = target.architecture.vocab_size, draft.architecture.vocab_size
     if draft.folder is None or has_tokenizer(draft.folder):
-        differences = tokenizers_differ(tokenizer, load_tokenizer(draft), limit=3)
-        if differences:
-            raise ArchsearchError(
-                f"the tokenizer of {draft.name} differs from the target's"
-                f" ({'; '.join(differences)}); use a draft made for this target"
-            )
+        check_tokenizer(tokenizer, load_tokenizer(draft), f"of {draft.name}")
     elif ours != theirs:
         raise ArchsearchError(
             f"the draft's vocabulary has {theirs} tokens, the target's {ours}, and {draft.folder}"

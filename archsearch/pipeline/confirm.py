@@ -373,18 +373,12 @@ def seen_words(prompts: PromptSet, folder: Path) -> str | None:
 
 
 def check_tokenizer(ours: Any, folder: Path) -> None:
-    """Raise ArchsearchError where the draft in `folder` has a tokenizer and it is not the target's:
-    its ids mean other tokens."""
-    from archsearch.models.load import read_tokenizer, tokenizers_differ
+    """Raise ArchsearchError where the draft in `folder` has a tokenizer and it is not the
+    target's."""
+    from archsearch.models import load
 
-    if not has_tokenizer(folder):
-        return
-    differences = tokenizers_differ(ours, read_tokenizer(folder, folder.name), limit=2)
-    if differences:
-        raise ArchsearchError(
-            f"the tokenizer in {folder} differs from the target's ({'; '.join(differences)}); use a"
-            " draft made for this target"
-        )
+    if has_tokenizer(folder):
+        load.check_tokenizer(ours, load.read_tokenizer(folder, folder.name), f"in {folder}")
 
 
 # --- under load

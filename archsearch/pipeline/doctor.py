@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -222,15 +223,20 @@ def _disk(folder: Path) -> Iterator[Finding]:
     ):
         there = next(parent for parent in (path, *path.parents) if parent.exists())
         free = shutil.disk_usage(there).free
+        held = 0
+        for each in cache_dir().rglob("*") if name == "cache" else ():
+            with suppress(OSError):  # another process may have removed it
+                held += each.lstat().st_size
+        more = f"; {held / 1e9:.1f} GB in it, all of which can be made again" if held else ""
         if not there.is_dir() or not os.access(there, os.W_OK):
             level: Level = "stop" if name == "runs" else "mend"
             other = command.replace("larger", "writable")
             yield Finding(level, f"{name}: {path} cannot be written", other)
         elif free < LEAST_DISK_BYTES:
-            text = f"{name}: {free / 1e9:.1f} GB free at {path}, 5 GB are wanted"
+            text = f"{name}: {free / 1e9:.1f} GB free at {path}, 5 GB are wanted{more}"
             yield Finding("mend", text, command)
         else:
-            yield Finding("ok", f"{name}: {free / 1e9:.0f} GB free at {path}")
+            yield Finding("ok", f"{name}: {free / 1e9:.0f} GB free at {path}{more}")
 
 
 def _memory(meminfo: Path = Path("/proc/meminfo")) -> Iterator[Finding]:

@@ -13,7 +13,12 @@ from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.latency.engine_passes import known_engines
 from archsearch.models.files import has_weights
-from archsearch.pipeline.in_engine import profile_first, serving_scorer
+from archsearch.pipeline.in_engine import (
+    profile_command,
+    profile_first,
+    served_dtype,
+    serving_scorer,
+)
 from archsearch.pipeline.schedule import scored_by
 from archsearch.pipeline.session import SearchSession
 from archsearch.profiles import Profile
@@ -31,8 +36,10 @@ def write_engines(session: SearchSession) -> None:
     if source.device.kind != "cpu" or apart or len(here) < 2:
         return
     profile = Profile.load(Path(source.profile["folder"]))
-    pairs, ways = profile.combinations(), []
+    pairs, missing = profile.combinations(), dict[str, str]()
+    ways: list[Way] = []
     for engine in here:
+        before = len(ways)
         own = sorted({name for name, mode in pairs if engine in known_engines(profile, name, mode)})
         for dtype in dict.fromkeys([source.dtype, *own]):
             drafts = [dtype, *own] if engine_facts(engine).gguf else [dtype]
@@ -40,7 +47,9 @@ def write_engines(session: SearchSession) -> None:
                 ways += _ways(session, engine, dtype, dict.fromkeys(drafts))
             except ArchsearchError:  # no passes of that precision; weights it does not run
                 continue
-    save(session.run.path / ENGINES_FILE, EngineWays(source.dtype, tuple(ways)))
+        if len(ways) == before:
+            missing[engine] = profile_command(session, engine, served_dtype(session, engine))
+    save(session.run.path / ENGINES_FILE, EngineWays(source.dtype, tuple(ways), missing))
 
 
 def _ways(session: SearchSession, engine: str, dtype: str, drafts: Iterable[str]) -> list[Way]:
@@ -60,13 +69,15 @@ def _ways(session: SearchSession, engine: str, dtype: str, drafts: Iterable[str]
         for each, by in scorers.items()
         for score in trained or scores
     ]
-    if not found:
-        return []
-    drafter, best = max(found, key=lambda pair: pair[1].speedup.value)
     first = profile_first(session, scorer, engine, dtype)
-    alone = Way(engine=engine, dtype=dtype, tokens_per_s=_rate(best.decode_s), profile_first=first)
-    rate = _rate(best.tpot_s)
-    return [alone, replace(alone, tokens_per_s=rate, drafter=drafter, gamma=best.gamma)]
+    alone = Way(
+        engine=engine, dtype=dtype, tokens_per_s=_rate(scorer.decode_s), profile_first=first
+    )
+    if not found:
+        return [alone]
+    drafter, best = max(found, key=lambda pair: pair[1].speedup.value)
+    drafted = replace(alone, tokens_per_s=_rate(best.tpot_s), drafter=drafter, gamma=best.gamma)
+    return [alone, drafted]
 
 
 def _rate(seconds: Estimate) -> Estimate:

@@ -21,8 +21,10 @@ from archsearch.architecture.published_drafters import published_as
 from archsearch.capacity import memory_bytes, usable_bytes
 from archsearch.drafters.drafter import Drafter, RoundKind
 from archsearch.drafters.heads import ChainHead
+from archsearch.drafters.models import Independent
 from archsearch.engine_facts import engine_facts, shared_by
 from archsearch.errors import ArchsearchError
+from archsearch.hardware.identify import resolve_device
 from archsearch.models.targets import NamedDrafter, TargetRef, resolve_drafter, resolve_target
 from archsearch.needs import Needs, TrainingBudget
 from archsearch.pipeline.families import kind_of
@@ -38,7 +40,7 @@ from archsearch.speedup import Tree
 from archsearch.traffic.mix import LoadPart, Mix
 from archsearch.traffic.mix_scorer import MixScorer
 from archsearch.traffic.traces import Lengths
-from archsearch.workload import Workload, WorkloadRequest
+from archsearch.workload import DTYPE_BYTES, WEIGHT_BYTES, Workload, WorkloadRequest
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,24 @@ def _as_trees(named: Sequence[NamedDrafter], text: str) -> list[NamedDrafter]:
             )
         found.append(replace(each, drafter=replace(each.drafter, tree=tree)))
     return found
+
+
+def _in_format(each: NamedDrafter, name: str, asked: WorkloadRequest) -> NamedDrafter:
+    """An independent draft with the weights of its layers in a format. Raises ArchsearchError for
+    another drafter, and on a CPU."""
+    on_cpu = asked.profile is None and resolve_device(asked.gpu or "cpu").kind == "cpu"
+    if on_cpu or not isinstance(each.drafter, Independent):
+        raise ArchsearchError(
+            f"{each.name}: --draft-dtype {name} prices the weights of independent drafts on a GPU;"
+            " heads are priced in bfloat16 or fp8, drafts on a CPU in GGUF's formats"
+        )
+    note = (
+        f"{WEIGHT_BYTES[name]:g} bytes a weight of its layers, modelled as a target's; they are to"
+        " be quantised first, and what that costs in acceptance is not known"
+    )
+    shape = each.drafter.architecture.in_format(name)
+    drafter = replace(each.drafter, architecture=shape)
+    return replace(each, name=f"{each.name} in {name}", drafter=drafter, notes=[*each.notes, note])
 
 
 @dataclass(frozen=True)
@@ -201,6 +221,10 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
     named = [resolve_drafter(name, ref) for name in request.drafts]
     if request.tree is not None:
         named = _as_trees(named, request.tree)
+    narrow = (request.asked.draft_dtype or "").lower()
+    if narrow in WEIGHT_BYTES.keys() - DTYPE_BYTES.keys():  # a format of weights alone
+        named = [_in_format(each, narrow, request.asked) for each in named]
+        request = replace(request, asked=replace(request.asked, draft_dtype=None))
     kind, mix = kind_of([each.drafter.rounds for each in named]), request.mix
     for asked in _requests(request, named, kind):
         if mix is not None:

@@ -174,8 +174,13 @@ def profile_first(
     without them; None where it has them. A profile's passes are those of transformers."""
     if engine == "transformers" or getattr(scorer.latency, "engine_", None) is not None:
         return None
+    return profile_command(session, engine, dtype or served_dtype(session, engine))
+
+
+def profile_command(session: SearchSession, engine: str, dtype: str) -> str:
+    """The command that measures what prices `engine`."""
     gpu, target = session.request.asked.gpu or session.source.device.key, session.request.target
-    dtype = asked_dtype(engine, dtype or served_dtype(session, engine))
+    dtype = asked_dtype(engine, dtype)
     return (
         f"archsearch profile --gpu {shlex.quote(gpu)} --target {shlex.quote(target)} --engine"
         f" {engine}{dtype}"

@@ -457,7 +457,7 @@ def _engine_words(model: LatencyModel, device: Device, engine: str) -> str:
     """What is known of the engine that will serve; "" for the one whose passes the profile
     measures."""
     if model.engine_ is not None:
-        return f"; passes as {engine} ran them ({model.engine_.rows} rows)"
+        return f"; passes as {engine} ran them ({len(model.engine_.rows)} rows)"
     if not engine_facts(engine).in_process and device.kind == "cpu":
         power = f"n^({SEVERAL_TOKENS.value:.1f} ± {SEVERAL_TOKENS.std:.1f})"
         several = f", a pass over n tokens is taken as {power} of one"

@@ -38,7 +38,7 @@ from archsearch.workload import (
     LoadRequest,
     Mode,
     WorkloadRequest,
-    dtype_name,
+    served_name,
 )
 
 
@@ -174,7 +174,10 @@ def dtype_of_drafts(asked: str | None, facts: EngineFacts, device: Device, dtype
     if asked is not None:
         if "," in asked:
             raise ArchsearchError(f"--draft-dtype {asked}: only `search` chooses; name one here")
-        asked = dtype_name(asked)
+        if (asked := served_name(asked)) not in DTYPE_BYTES:
+            raise ArchsearchError(
+                f"--draft-dtype {asked}: only `estimate` prices drafts with weights in it"
+            )
         check_dtype(asked, facts, device, "--draft-dtype")
         if device.kind == "cpu" and not facts.gguf and asked != dtype:
             raise ArchsearchError(

@@ -173,8 +173,7 @@ class GpuTimer(AnyTimer):
 
 
 def prepare_graph(point: Point, bench: CudaBench, dtype: str, model_cache: Models) -> Prepared:
-    """`point` as serving engines run it, captured as a CUDA graph. `model_cache` keeps the last
-    whole model.
+    """`point` as serving engines run it, captured as a CUDA graph.
 
     A warm op runs on one set of operands, a cold one on copies that together hold `cold_bytes`. A
     warm pass is replayed in a row, a cold one after `flush` has emptied the L2. Raises ValueError

@@ -145,8 +145,7 @@ class Prepared:
 def prepare_eager(
     point: Point, pool: WeightPool, cold_bytes: int, flush: kernels.Run, model_cache: Models
 ) -> Prepared:
-    """`point` as transformers runs it, on the pool's device. `model_cache` keeps the last whole
-    model."""
+    """`point` as transformers runs it, on the pool's device."""
     if point.op is not None:
         kind = OP_KINDS[point.op.kind]
         size = cold_bytes if point.cache == "cold" else kind.warm_bytes

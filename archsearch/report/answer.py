@@ -38,8 +38,7 @@ LONGEST_NAME: Final = 40
 @dataclass(frozen=True)
 class Option:
     """A drafter of the first screen: `gain` is its speed-up, `measured` or predicted; `group`:
-    options with the same number are tied with the best of that group; `assumed`: why
-    its acceptance is no more than assumed."""
+    options with the same number are tied with the best of that group; `assumed`: as of `Score`."""
 
     rank: int
     drafter: Drafter

@@ -2,13 +2,11 @@
 draft.
 
 A speed-up is over the same engine alone, and engines differ by more than drafts bring: compared are
-tokens per second, at one precision. What an engine measured takes the place of what was predicted
-of it.
+tokens per second, at one precision. What was measured takes a prediction's place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -38,7 +36,7 @@ def ways_of(reading: Reading) -> list[Way]:
     for item in reading.candidates:
         for each in filter(None, (item.confirmed, *item.elsewhere)):
             if not each.is_stale(item.score.alpha):
-                found = each, f"rank {item.rank}"
+                found = each, f"rank {item.rank}{each.draft_dtype and f' in {each.draft_dtype}'}"
                 ran.setdefault((each.engine, each.dtype), []).append(found)
     for compared in reading.compared:
         for row in compared.rivals:
@@ -76,16 +74,20 @@ def way_words(way: Way) -> str:
     return words if way.measured else f"{words} (predicted)"
 
 
-def fastest_lines(ways: Sequence[Way], dtype: str) -> list[str]:
+def fastest_lines(reading: Reading, dtype: str) -> list[str]:
     """The fastest way at the run's precision, measured where any was, and what is predicted to be
-    faster; [] where there is one engine."""
+    faster; where there is one engine only those that are not compared."""
+    ways = ways_of(reading)
     own = [way for way in ways if way.dtype == dtype]
+    unpriced = reading.engines.missing if reading.engines is not None else {}
+    each = "; ".join(f"{engine_title(name)}: {command}" for name, command in unpriced.items())
+    missing = [f"Not compared, never profiled here ({each})."] if each else []
     if len({way.engine for way in own}) < 2:
-        return []
+        return missing
     best = next((way for way in own if way.measured), own[0])
     start = (
         f"Fastest{' measured' * best.measured} in"
-        if best.drafter
+        if best.drafter or best is not own[0]
         else "No draft is faster than none in"
     )
     words, rate = f"{start} {dtype} here: {way_words(best)} tokens/s", best.tokens_per_s.value
@@ -104,7 +106,7 @@ def fastest_lines(ways: Sequence[Way], dtype: str) -> list[str]:
             way.engine: way.profile_first for way in own if way.profile_first
         }.items()
     ]
-    return lines
+    return lines + missing
 
 
 def whole_headline(run: Run, reading: Reading) -> Headline:
@@ -112,17 +114,17 @@ def whole_headline(run: Run, reading: Reading) -> Headline:
     speculation pays, the verdict on the text and the best head."""
     head = with_text(headline(run, reading.candidates), reading.text)
     head = with_heads(head, run, reading.families, reading.compared)
-    ways, dtype = ways_of(reading), run.dtype
-    lines = fastest_lines(ways, dtype)
-    if not lines:
-        return head
-    if any(way.measured for way in ways if way.dtype == dtype):
+    lines = fastest_lines(reading, run.dtype)
+    if len(lines) < 2:
+        return replace(head, lines=[*head.lines, *lines])
+    if any(way.measured for way in ways_of(reading) if way.dtype == run.dtype):
         lines[:2], head = [lines[1], head.title], replace(head, title=lines[0])
     return replace(head, lines=[*lines[:2], *head.lines, *lines[2:]])
 
 
-def section_engines(ways: Sequence[Way], dtype: str) -> Section:
+def section_engines(reading: Reading, dtype: str) -> Section:
     """Every engine in tokens per second; empty where there is one way's worth of engines."""
+    ways = ways_of(reading)
     if len({(way.engine, way.dtype) for way in ways}) < 2:
         return Section()
     rows: Rows = [
@@ -156,7 +158,7 @@ def section_engines(ways: Sequence[Way], dtype: str) -> Section:
     )
     title, axis = "Engines on this machine", "engine and precision"
     chart = Chart("engines", title, caption, axis, "tokens/s", tuple(series), y_from_zero=True)
-    lines = fastest_lines(ways, dtype)
+    lines = fastest_lines(reading, dtype)
     return Section(
         title,
         lines[:2],

@@ -21,7 +21,7 @@ from archsearch.report.chart_page import scripts, web_file
 from archsearch.report.compare import Comparison, compare_section
 from archsearch.report.confirmed import section_confirmed
 from archsearch.report.costs import section_costs
-from archsearch.report.engines import section_engines, ways_of, whole_headline
+from archsearch.report.engines import section_engines, whole_headline
 from archsearch.report.families import section_families
 from archsearch.report.headline import Headline
 from archsearch.report.learning import section_ladder, section_learning, section_rungs
@@ -48,13 +48,13 @@ class Opening:
 
 
 def write_html(run: Run) -> Path:
-    """report.html: one page that needs no other file and no network; the path."""
+    """Write report.html; its path."""
     files.write_text(run.report_file, page_of(run)[0])
     return run.report_file
 
 
 def write_figures(run: Run) -> list[Path]:
-    """figures/ of a run: every chart of its report as SVG, PNG and CSV, every table as CSV."""
+    """Write figures/ of a run: see `chart_files.write_files`."""
     from archsearch.report.chart_files import write_files
 
     return write_files(run.path / "figures", page_of(run)[1])
@@ -85,7 +85,7 @@ def sections_of(run: Run, reading: Reading, head: Headline) -> list[Section]:
         section_best(found, unit),
         section_mix(found),
         section_families(reading.families, reading.compared),
-        section_engines(ways_of(reading), run.dtype),
+        section_engines(reading, run.dtype),
         section_time(reading.curves),
         section_elsewhere(reading.curves),
         section_why(reading.curves),

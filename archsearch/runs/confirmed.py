@@ -232,10 +232,9 @@ class LoadRecord:
     """load-<engine>.json.
 
     `synthetic`: draft tokens were accepted by chance, at `asked_acceptance_by_position`; `alpha`:
-    what acceptance was predicted from, where the file says it; `context`: tokens in the KV cache in
-    mid-answer; `slowdown`: of the machine against the profile, taken out of the measured times of
-    `error_by_term`; `latency`: where predicted times come from; `baseline`: the target alone at
-    each concurrency; `schedule`: None where none was run; `seconds`: what all of it took.
+    what acceptance was predicted from, where the file says it; `context`, `slowdown`, `latency`: as
+    of `ConfirmedGamma`; `baseline`: the target alone at each concurrency; `schedule`: None where
+    none was run; `seconds`: what all of it took.
     """
 
     engine: str

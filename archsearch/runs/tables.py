@@ -4,7 +4,7 @@ heads/comparison-<engine>.json), schedule.json and text_verdict.json."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self, get_args
 
@@ -147,10 +147,12 @@ class Way:
 
 @dataclass(frozen=True)
 class EngineWays:
-    """engines.json. `dtype`: the run's precision."""
+    """engines.json. `dtype`: the run's precision; `missing`: engines that are installed and have no
+    prices, with the command that measures them."""
 
     dtype: str
     ways: tuple[Way, ...]
+    missing: Mapping[str, str] = field(default_factory=dict)
 
 
 FAMILIES_FILE: Final = "families.json"
@@ -161,8 +163,7 @@ COMPARISON_FILES: Final = "heads/comparison-*.json"
 @dataclass(frozen=True, kw_only=True)
 class Represented:
     """A family by its best drafter. `rank`: None where the run does not rank it; `gamma`: what it
-    runs best with, `speedup`: predicted at that; `assumed`: why its acceptance is no more than a
-    belief."""
+    runs best with, `speedup`: predicted at that; `assumed`: as of `Score`."""
 
     family: str
     rank: int | None = None

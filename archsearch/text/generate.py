@@ -56,11 +56,8 @@ def generate_text(
     budget_s: float | None = None,
     progress: Progress = silent,
 ) -> TextCache:
-    """Text that `target` writes for `prompts`, with its hidden states, in `cache_dir`.
-
-    Prompts that leave no room for an answer in the target's context are left out, and that is said.
-    The rest: `write_answers`.
-    """
+    """`write_answers` to `prompts`; those that leave no room for an answer in the target's context
+    are left out, and that is said."""
     limit = prompt_limit(context_tokens(target.config), writing.max_new_tokens)
     return write_answers(
         target,

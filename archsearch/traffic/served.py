@@ -159,9 +159,8 @@ def serve_part(
     tokens_of: TokensOf | None = None,
     with_rates: bool = True,
 ) -> ServedPart:
-    """The drafter under `part`; `held`: requests that memory holds with the draft and without.
-    `tokens_of`: what was measured, instead of what the scorer predicts; `with_rates`: look for the
-    rate above which speculation should be off.
+    """The drafter under `part`; `held`: as of `Load`. `tokens_of`: what was measured, instead of
+    what the scorer predicts; `with_rates`: look for the rate above which speculation should be off.
 
     Raises ArchsearchError where not one request fits.
     """

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from archsearch.acceptance import known as reader
 from archsearch.acceptance.estimator import AcceptanceObservation
 from archsearch.acceptance.known import (
     AskedText,
@@ -182,7 +181,7 @@ def test_a_sketch_outlives_its_prompts_and_a_changed_file_does_not_speak(tmp_pat
     assert found == {"kept": "same", "gone": "unknown", "changed": "unknown"}
     assert {
         draft.run.name: draft.match for draft in known_drafts("smollm2-135m", [root], asked=asked)
-    } == found  # the index
+    } == found
 
 
 def test_what_earlier_runs_moved_is_told(tmp_path) -> None:
@@ -255,7 +254,7 @@ def test_broken_folders_are_left_out_and_named(
     else:
         (run / "run.yaml").write_text("arguments: [not, a, mapping")
     assert [o.alpha.value for o in seen("smollm2-135m", [tmp_path])] == pytest.approx([0.7])
-    for _ in range(2):  # the second time from the index
+    for _ in range(2):  # each time
         if damage != "no run.yaml":  # no run at all
             where = "run.yaml (" if damage == "yaml" else "finalists/a ("
             assert caplog.text.count(f"left out: {run}/{where}") == 1
@@ -303,42 +302,3 @@ def test_one_known_draft_sharpens_the_prior(tmp_path) -> None:
         .alpha
     )
     assert after.value > before.value + 0.05 and after.std < 0.35 * before.std
-
-
-def test_runs_that_did_not_change_are_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(5):
-        add_finalist(make_run(tmp_path, f"r{number}"), alpha=0.5 + number / 20)
-    read: list[str] = []
-    original = reader.read_run
-    monkeypatch.setattr(reader, "read_run", lambda run: read.append(run.name) or original(run))
-    first = seen("smollm2-135m", [tmp_path])
-    assert len(first) == len(read) == 5
-    read.clear()
-    opened: list[Path] = []
-    whole = Path.read_text
-    monkeypatch.setattr(
-        Path,
-        "read_text",
-        lambda path, *args, **rest: opened.append(path) or whole(path, *args, **rest),
-    )
-    assert seen("smollm2-135m", [tmp_path]) == first
-    assert read == [] and opened == [tmp_path / reader.INDEX]
-    add_finalist(tmp_path / "r2", SMALL_HEAD, 0.9, "b")
-    make_run(tmp_path, "r7")
-    assert len(seen("smollm2-135m", [tmp_path])) == 6 and read == ["r2", "r7"]
-
-
-@pytest.mark.parametrize(
-    "damage",
-    ["not json", '{"format": 99, "runs": {}}', '{"format": 1, "runs": {"r1": {"stamp": 3}}}', "[]"],
-)
-def test_a_broken_index_is_made_again(tmp_path: Path, damage: str) -> None:
-    add_finalist(make_run(tmp_path))
-    first = seen("smollm2-135m", [tmp_path])
-    (tmp_path / reader.INDEX).write_text(damage)
-    assert seen("smollm2-135m", [tmp_path]) == first
-    (tmp_path / reader.INDEX).unlink()
-    (tmp_path / reader.INDEX).mkdir()  # cannot be read nor written
-    assert seen("smollm2-135m", [tmp_path]) == first

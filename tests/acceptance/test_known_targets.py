@@ -17,6 +17,7 @@ from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.speedup import logit, logit_std
+from benchmarks.acceptance_fit import Fitted, where
 
 
 def shape(name: str) -> Architecture:
@@ -75,7 +76,7 @@ def test_a_left_out_draft_of_llama_65b_is_predicted_from_the_others(levels: Leve
             [label.rpartition("|")[2].startswith(start) for label in rows.groups["draft"]]
         )
         assert out.sum() == 1
-        mean, std = Levels(rows.where(~out), levels.spread).predict(rows.where(out))
+        mean, std = Fitted(where(rows, ~out), levels.spread).predict(where(rows, out))
         assert abs(mean[0] - rows.y[out][0]) < 0.1 and std[0] < 0.3
 
 

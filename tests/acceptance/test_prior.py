@@ -572,7 +572,7 @@ def test_a_fit_of_another_version_is_refused(tmp_path):
     broken = tmp_path / "fit.json"
     broken.write_text('{"coefficients": ["size"]}')
     with pytest.raises(
-        ArchsearchError, match="another version.*python -m archsearch.acceptance.published"
+        ArchsearchError, match="another version.*python benchmarks/acceptance_fit.py"
     ):
         load_fit(broken)
 

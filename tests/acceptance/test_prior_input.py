@@ -65,7 +65,7 @@ def test_a_fit_of_another_version_says_how_to_make_it_anew(tmp_path, change):
     data = {} if change is None else {**json.loads(FIT_FILE.read_text()), **change}
     (tmp_path / "fit.json").write_text(json.dumps(data))
     with pytest.raises(
-        ArchsearchError, match="another version; run: python -m archsearch.acceptance.published"
+        ArchsearchError, match="another version; run: python benchmarks/acceptance_fit.py"
     ):
         load_fit(tmp_path / "fit.json")
 

@@ -8,29 +8,35 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from archsearch.acceptance.drifts import Sweep, learn_drifts, sweep_errors, sweeps
 from archsearch.acceptance.estimator import DRAFTERS
 from archsearch.acceptance.published import (
     EFFECTS,
     Design,
-    Levels,
     Spread,
-    best_spread,
     design,
-    fit_all,
     level_alpha,
 )
 from archsearch.acceptance.table import (
     OWN_STUDY,
     PUBLISHED_FILE,
     STUDY_FILE,
-    inputs_hash,
     load_published,
     load_shape_study,
 )
 from archsearch.acceptance.terms import COEFFICIENTS, Term, load_fit, prior_of
 from archsearch.errors import ArchsearchError
 from archsearch.speedup import alpha_from_tau, drifting_positions, sigmoid, tau, tau_from_positions
+from benchmarks.acceptance_fit import (
+    Fitted,
+    Sweep,
+    best_spread,
+    fit_all,
+    inputs_hash,
+    learn_drifts,
+    sweep_errors,
+    sweeps,
+    where,
+)
 
 
 @pytest.fixture(scope="module")
@@ -164,9 +170,7 @@ def test_feature_drafters_are_brought_to_one_gamma(rows) -> None:
 def test_the_stored_fit_is_that_of_the_table() -> None:
     """published_fit.json, made again from published.csv and anchors.yaml."""
     stored = load_fit()
-    assert stored.inputs == inputs_hash(), (
-        "the table changed: python -m archsearch.acceptance.published"
-    )
+    assert stored.inputs == inputs_hash(), "the table changed: python benchmarks/acceptance_fit.py"
     again = fit_all(Spread(**stored.spread))
     assert again.mean == pytest.approx(stored.mean, abs=5e-3)
     assert np.sqrt(np.diag(again.covariance)) == pytest.approx(
@@ -200,7 +204,7 @@ def made_up(slope: float, seed: int = 0, studies: int = 12) -> Design:
 def test_the_regression_finds_a_planted_slope_and_the_spread_of_studies(slope: float) -> None:
     rows = made_up(slope)
     spread = best_spread(rows)
-    levels = Levels(rows, spread)
+    levels = Fitted(rows, spread)
     index = COEFFICIENTS.index("size")
     std = math.sqrt(levels.covariance[index, index])
     assert abs(levels.mean[index] - slope) < 2 * std and std < 0.05
@@ -220,7 +224,7 @@ def test_one_large_study_does_not_bind_all_others() -> None:
     one = replace(rows, groups={**rows.groups, "study": ("s0",) * len(rows)})
     index = COEFFICIENTS.index("size")
     found = {
-        slope: Levels(one, Spread(study=0.5, draft=0.05, residual=0.05, slope=slope))
+        slope: Fitted(one, Spread(study=0.5, draft=0.05, residual=0.05, slope=slope))
         for slope in (1e-6, 0.5)
     }
     bound, free = (math.sqrt(levels.covariance[index, index]) for levels in found.values())
@@ -230,7 +234,7 @@ def test_one_large_study_does_not_bind_all_others() -> None:
         math.sqrt(1 / (1 / of_size**2 + 1 / (0.5 * of_size) ** 2)), rel=0.1
     )
     # Within that study itself it is as sure as before.
-    at = one.where([True, *([False] * (len(one) - 1))])
+    at = where(one, [True, *([False] * (len(one) - 1))])
     far = replace(at, x=at.x * np.where(np.arange(len(COEFFICIENTS)) == index, 3.0, 1.0))
     assert found[0.5].predict(far)[1][0] == pytest.approx(found[1e-6].predict(far)[1][0], rel=0.3)
 
@@ -242,7 +246,7 @@ def test_the_posterior_is_that_of_generalised_least_squares() -> None:
         made_up(0.3, seed=1, studies=4),
         Spread(study=0.5, draft=0.15, residual=0.1, slope=0.0),
     )
-    levels = Levels(rows, spread)
+    levels = Fitted(rows, spread)
     terms = [prior_of(name) for name in COEFFICIENTS]
     columns = [rows.x * np.array([term.std for term in terms])]
     for name in ("study", "draft"):

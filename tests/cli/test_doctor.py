@@ -179,3 +179,13 @@ def test_how_busy_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     )
     assert doctor._busy_share(stat, 0.0) == pytest.approx(0.6)
     assert doctor._busy_share(tmp_path / "none") is None
+
+
+def test_what_the_cache_holds_is_said() -> None:
+    """Targets brought into GGUF are kept there: 9 GB after a day of trying precisions."""
+    with_file = Path("cache/llama.cpp")
+    with_file.mkdir(parents=True)
+    with (with_file / "a.gguf").open("wb") as file:
+        file.truncate(3 * 10**9)
+    texts = [finding["text"] for finding in found("disk")]
+    assert any("3.0 GB in it, all of which can be made again" in text for text in texts)

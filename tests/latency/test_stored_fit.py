@@ -12,8 +12,8 @@ from archsearch.architecture.op_kinds import OP_KINDS
 from archsearch.architecture.ops import Attention, Gemm
 from archsearch.latency import regression, stored
 from archsearch.latency.ops import OpModel
-from archsearch.latency.refit import fits_of, shipped
 from archsearch.profiles import Profile
+from benchmarks.kernel_fit import fits, fits_of, shipped
 
 SHIPPED = shipped()
 ASKED = [Gemm(m, n, k) for m in (1, 5, 48) for n in (1536, 7000) for k in (2048, 8191)]
@@ -31,14 +31,14 @@ def test_every_shipped_table_is_stored_and_nothing_else(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def learn(*_: object, **__: object) -> None:
-        raise AssertionError("run: python -m archsearch.latency.refit")
+        raise AssertionError("run: python benchmarks/kernel_fit.py")
 
     monkeypatch.setattr(regression.Kriging, "fit", learn)
     profile = Profile.load(folder)
     found: set[str] = set()
     for dtype, mode in profile.combinations():
         if mode == "graph":
-            found |= OpModel(profile, dtype, mode).fits(OP_KINDS).keys()
+            found |= fits(OpModel(profile, dtype, mode), OP_KINDS).keys()
     assert found == stored._tables(folder).keys()
 
 

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.models import gguf_file
 from archsearch.models.drafts import build_draft, save_draft
 from archsearch.models.gguf_file import (
     _LLAMA3_SPLIT,
@@ -151,6 +152,30 @@ def test_a_file_says_its_shape_and_its_precision(
     with torch.no_grad():
         ours = model(torch.arange(0, 300, 7)[None]).logits
     assert torch.allclose(ours, logits(tmp_path, gguf_file=file.name), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["linear", "none"])
+def test_stretched_positions_are_priced_but_no_text_is_written(
+    kind: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of Llama 3.1: transformers reads the base of the rotation only, so it would be another
+    model."""
+    shape = gguf_file._add_shape
+
+    def stretched(writer: gguf.GGUFWriter, *known: object) -> None:
+        shape(writer, *known)  # type: ignore[arg-type]
+        writer.add_string("llama.rope.scaling.type", kind)
+
+    monkeypatch.setattr(gguf_file, "_add_shape", stretched)
+    monkeypatch.setenv("ARCHSEARCH_CACHE", str(tmp_path / "cache"))
+    write_gguf(draft(tmp_path / "folder", ARCH, tokenizer), tmp_path / "mine.gguf")
+    ref = resolve_target(str(tmp_path / "mine.gguf"))
+    assert ref.architecture == ARCH
+    if kind == "none":
+        load_target(ref, "float32")
+        return
+    with pytest.raises(ArchsearchError, match="has stretched positions, which transformers does"):
+        load_target(ref, "float32")
 
 
 def test_a_file_that_is_not_known_is_refused_in_one_line(

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from archsearch.engine_facts import engine_facts
+from archsearch.engine_facts import EngineFacts, engine_facts
 from archsearch.engines import registry
 from archsearch.engines.environments.environment import Place
 from archsearch.engines.measure.results import UnderLoad
@@ -701,6 +701,9 @@ def test_drafts_may_be_in_another_precision_that_was_measured(
     assert drafted.drafter.endswith(" in q8_0") and drafted.dtype == "float16"
     _, drafted = engine_ways._ways(session, "llama.cpp", "float16", ["float16"])
     assert " in " not in drafted.drafter
+    monkeypatch.setattr(EngineFacts, "lacks", lambda self, family: True)  # runs none of the ranks
+    (only,) = engine_ways._ways(session, "llama.cpp", "float16", ["float16"])
+    assert (only.drafter, only.tokens_per_s) == ("", alone.tokens_per_s)
 
 
 def test_another_precision_is_kept_beside_the_run_s_own(session: SearchSession, made: Made) -> None:

@@ -212,3 +212,26 @@ def test_only_weights_in_16_bits_are_brought_into_a_format(
 def test_what_nobody_measured_is_refused(device: str, dtype: str, line: str) -> None:
     asked = ("estimate", "--target", "llama-3.1-8b", "--draft", "eagle3", "--gpu", device)
     assert line in refused(*asked, "--draft-dtype", dtype)
+
+
+def test_estimate_prices_a_draft_with_weights_in_4_bits() -> None:
+    asked = ("--target", "llama-3.1-8b", "--gpu", "h100", "--engine", "sglang", "--gamma", "4")
+
+    def found(*more: str) -> dict:
+        (entry,) = last_json(call("estimate", *asked, *more, "--json"))["drafts"]
+        return entry
+
+    wide, narrow = (
+        found("--draft", "llama-3.2-1b", *each) for each in ((), ("--draft-dtype=int4",))
+    )
+    # of the layers' GEMMs 0.52 of 2 bytes, at 65 % of the bandwidth; head and attention stay
+    assert 0.52 / 2 / 0.65 < narrow["draft_s"]["value"] / wide["draft_s"]["value"] < 0.75
+    assert narrow["draft"] == "llama-3.2-1b in int4"
+    assert any("0.52 bytes a weight" in note for note in narrow["notes"])
+    spread = [each["draft_s"]["std"] / each["draft_s"]["value"] for each in (wide, narrow)]
+    assert spread[0] < spread[1]
+    head = ("--draft", "eagle3", "--draft-dtype", "int4")
+    assert "independent drafts on a GPU" in refused("estimate", *asked, *head)
+    for command in (("search",), ("estimate", "--draft", "llama-3.2-1b")):
+        given = ("--draft-dtype", "int4,bfloat16")
+        assert "--draft-dtype int4" in refused(*command, *asked[:4], *given)

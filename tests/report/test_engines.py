@@ -23,6 +23,7 @@ def ran(engine: str, alone: float, drafted: float, dtype: str = "float32", **mor
         "speedup": Estimate(drafted / alone, 0.1, "measured"),
         "undecided": None,
         "dtype": dtype,
+        "draft_dtype": "",
         "gamma": 3,
         "identical_output": Identity(12, 11),
         "is_stale": lambda alpha: False,
@@ -40,7 +41,7 @@ def reading(*confirmed: Any, predicted: tuple[Way, ...] = ()) -> Any:
 
 
 def lines(*confirmed: Any, predicted: tuple[Way, ...] = ()) -> list[str]:
-    return fastest_lines(ways_of(reading(*confirmed, predicted=predicted)), "float32")
+    return fastest_lines(reading(*confirmed, predicted=predicted), "float32")
 
 
 SLOW, QUICK = ran("transformers", 16.7, 22.6), ran("llama.cpp", 38.6, 30.3)
@@ -68,6 +69,11 @@ def test_another_precision_is_another_model_and_named_where_it_is_faster() -> No
     assert others.endswith("alone: 16.7.")
 
 
+def test_a_draft_in_another_precision_than_the_target_says_so() -> None:
+    line, _ = lines(SLOW, ran("llama.cpp", 38.6, 50.3, draft_dtype="q8_0"))
+    assert "llama.cpp with rank 1 in q8_0 at gamma 3: 50.3" in line
+
+
 def test_a_busy_day_does_not_make_an_engine_slow() -> None:
     """A drafter that came later, on a machine three times slower, brings what it brought."""
     later = ran("llama.cpp", 12.0, 9.6, gamma=2)
@@ -88,6 +94,9 @@ def test_a_prediction_never_leads_a_measurement_and_says_what_it_lacks() -> None
     line, others, mends = lines(SLOW, predicted=(replace(VLLM, profile_first=first),))
     assert "transformers with rank 1" in line and "vLLM alone: 99.0 (predicted)" in others
     assert mends.startswith("vLLM is predicted without its own passes") and first in mends
+    drafted = replace(VLLM, drafter="rank 1", gamma=2)
+    line, _ = lines(QUICK, predicted=(drafted,))  # a draft may yet be faster than the quickest run
+    assert line == "Fastest measured in float32 here: llama.cpp alone: 38.6 tokens/s."
     own = ran("vllm", 15.0, 14.0)  # what was measured takes its place
     assert "99.0" not in " ".join(lines(SLOW, own, predicted=(VLLM,)))
     line, _ = lines(predicted=(VLLM, replace(VLLM, engine="transformers")))
@@ -95,10 +104,21 @@ def test_a_prediction_never_leads_a_measurement_and_says_what_it_lacks() -> None
 
 
 def test_the_report_draws_every_engine() -> None:
-    found = section_engines(ways_of(reading(SLOW, ran("llama.cpp", 60.0, 40.0, "q8_0"))), "float32")
+    found = section_engines(reading(SLOW, ran("llama.cpp", 60.0, 40.0, "q8_0")), "float32")
     assert len(found.tables[0].rows) == 4 and not found.words  # another precision: no verdict
     bars = {
         series.name: dict(zip(series.x, series.y, strict=True)) for series in found.charts[0].series
     }
     assert bars["alone"] == {"llama.cpp, q8_0": 60.0, "transformers, float32": 16.7}
-    assert not section_engines(ways_of(reading(SLOW)), "float32")
+    assert not section_engines(reading(SLOW), "float32")
+
+
+def test_an_engine_that_nothing_prices_is_named_with_its_command() -> None:
+    """After `profile --engine llama.cpp` alone the others were left out unsaid."""
+    alone = reading(QUICK)
+    alone.engines = EngineWays("float32", (), {"vllm": "archsearch profile --engine vllm"})
+    words = "Not compared, never profiled here (vLLM: archsearch profile --engine vllm)."
+    assert fastest_lines(alone, "float32") == [words]
+    both = reading(SLOW, QUICK)
+    both.engines = alone.engines
+    assert fastest_lines(both, "float32") == [*lines(SLOW, QUICK), words]

@@ -32,7 +32,10 @@ from archsearch.progress import Progress, silent
 BATCHES: Final = (1, 2, 4, 8)
 GAMMAS: Final = ((1, 3, 5, 2), (4, 2, 1, 3), (6, 5, 3, 1), (2, 4, 2, 5), (3, 1, 4, 2), (5, 6, 2, 4))
 """For each draft its gamma at each of BATCHES: between them they cover the pairs."""
-ONE_REQUEST_GAMMAS: Final = ((1, 3, 5, 8), (4, 2, 7, 6), (6, 1, 3, 2), (2, 7, 4, 5))
+ONE_REQUEST_GAMMAS: Final = (
+    *((1, 3, 5, 8), (4, 2, 7, 6), (6, 1, 3, 2)),
+    *((2, 7, 4, 5), (5, 8, 1, 3), (3, 6, 2, 7)),
+)
 """The same of an engine that runs one request at a time: between them gamma 1 to 8 behind two
 contexts in turn."""
 QUICK_GAMMAS: Final = ((1, 3, 5), (4, 2), (3,))

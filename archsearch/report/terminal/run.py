@@ -16,7 +16,7 @@ from archsearch.progress import human_time
 from archsearch.recipes.plan import Recipe
 from archsearch.records import Inline, Maybe
 from archsearch.report.confirmed import section_confirmed
-from archsearch.report.engines import fastest_lines, ways_of
+from archsearch.report.engines import fastest_lines
 from archsearch.report.families import compared_section
 from archsearch.report.load import section_load
 from archsearch.report.reading import read_run
@@ -195,7 +195,7 @@ def confirm_text(found: Confirmed, run: Path, rank: int) -> str:
 def engines_text(run: Path) -> str:
     """The fastest engine here, behind what one of them measured; "" where there is one."""
     opened = open_run(run)
-    lines = fastest_lines(ways_of(read_run(opened)), opened.dtype)
+    lines = fastest_lines(read_run(opened), opened.dtype)
     return "".join(f"\n{line}" for line in ["", *lines]) if lines else ""
 
 

@@ -27,7 +27,7 @@ from archsearch.report.answer import (
 )
 from archsearch.report.best import section_mix
 from archsearch.report.costs import ParetoSet, pareto_section
-from archsearch.report.engines import fastest_lines, ways_of, whole_headline
+from archsearch.report.engines import fastest_lines, whole_headline
 from archsearch.report.families import found_section
 from archsearch.report.headline import headline
 from archsearch.report.learning import learning_lines, section_rungs
@@ -195,7 +195,7 @@ def search_text(result: Searched, *, explain: bool) -> str:
         above = [whole.title, *whole.lines[:HEADLINE_LINES]]
     else:
         above = sentences(options, where, unit, budget.gpu_hours if budget else None)
-        above[1:1] = [" ".join(fastest_lines(ways_of(reading), run.dtype)[:2])]
+        above[1:1] = [" ".join(fastest_lines(reading, run.dtype)[:2])]
     # without how it runs independent drafts: the drafter that leads may be another
     served = result.by.served.removesuffix(f", {result.by.engine_class}")
     rests_on = f"{result.words()}, {served}."

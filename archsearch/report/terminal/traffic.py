@@ -48,8 +48,7 @@ class Simulation:
 
 @dataclass(frozen=True)
 class Part:
-    """A draft in one part of the load. `held`, `held_alone`: requests that memory holds with the
-    draft and without."""
+    """A draft in one part of the load; `held`, `held_alone`: as of `traffic.served.Load`."""
 
     served: Inline[ServedPart]
     held: int | None
