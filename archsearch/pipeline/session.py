@@ -127,9 +127,9 @@ class SearchRequest:
         return family_spaces(served, engine, target.architecture, optional=not named)
 
     def check(self) -> None:
-        """Read every file of prompts or text that was given, also where only a ranking is asked
-        for: what is wrong with one is said before a run folder is made, and so is a storage that
-        cannot be used, and what is of workers where there are none. Raises ArchsearchError."""
+        """Raise ArchsearchError, before a run folder is made, for prompts or text that cannot be
+        read (also where only a ranking is asked for), a storage that cannot be used, and what is
+        of workers where there are none."""
         if self.prompts is not None or self.heldout is not None or self.confirm:
             load_prompt_set(self.prompts, self.heldout).check_apart()
         if self.text is not None:
