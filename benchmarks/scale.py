@@ -90,18 +90,18 @@ def exact(arguments: argparse.Namespace) -> dict[str, Any]:
     sample = scorer.grid_scores(grid.grid, 0)
     alone = time.process_time()
     for flat in rng.integers(0, sample.speedup.size, 200):
-        score = scorer(grid.grid.at(sample.place(int(flat))))
+        score = scorer(grid.grid.at(sample.found(int(flat))[0]))
         worst = max(worst, abs(sample.speedup.flat[flat] / score.speedup.value - 1.0))
     return {
         "target": arguments.target,
         "gpu": arguments.gpu,
-        "points": grid.points,
+        "points": space.size(scorer.target),
         "shapes": ranking.size,
         "cpu_s": round(seconds, 2),
         "of_it_grid_s": round(made - before, 2),
         "wall_s": round(elapsed, 2),
         "shapes_per_cpu_s": round(ranking.size / seconds),
-        "points_per_cpu_s": round(grid.points / seconds),
+        "points_per_cpu_s": round(space.size(scorer.target) / seconds),
         "one_by_one_per_cpu_s": round(200 / (time.process_time() - alone)),
         "largest_relative_difference": worst,
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

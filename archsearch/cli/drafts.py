@@ -221,7 +221,7 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
         confirm_load,
         confirm_rank,
     )
-    from archsearch.pipeline.side_by_side import FamilyRequest, confirm_families, with_gamma
+    from archsearch.pipeline.side_by_side import FamilyRequest, confirm_families
     from archsearch.report.terminal.run import confirm_text, engines_text, families_text, load_text
     from archsearch.runs.lock import run_lock
 
@@ -243,8 +243,8 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
             " --concurrency and --schedule out"
         )
     if families:
-        request = FamilyRequest(families, rank=rank, count=count, prompts=prompts)
-        compared = confirm_families(session, with_gamma(request, gammas), choice)
+        request = FamilyRequest(families, gammas, rank, count, prompts)
+        compared = confirm_families(session, request, choice)
         emit(compared, families_text(compared, run) + engines_text(run), as_json)
     elif loaded:
         usual = (1, 2, 4, 8) if options["schedule"] else (1,)

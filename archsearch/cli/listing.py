@@ -115,11 +115,7 @@ def runs() -> Listing:
 
 
 LISTINGS: Final[dict[str, Callable[[], Listing]]] = {
-    "targets": targets,
-    "devices": devices,
-    "profiles": profiles,
-    "spaces": spaces,
-    "runs": runs,
+    each.__name__: each for each in (targets, devices, profiles, spaces, runs)
 }
 
 

@@ -445,7 +445,7 @@ def common(several_engines: bool, *acceptance: Spec) -> Decorator:
             Value("a", alpha_choice),
             "prior",
         ),
-        domain_opt,
+        (domain_opt[0], domain_opt[1] | ({"default": "chat"} if several_engines else {})),
         *acceptance,
         opt(
             "--routing-skew",

@@ -81,7 +81,6 @@ def estimate(
     from archsearch.pipeline.serving import asked_mix
     from archsearch.report.terminal.estimate import estimate_text
 
-    options["domain"] = options["domain"] or EstimateRequest.domain
     if sweep is not None and load.asks:
         raise ArchsearchError(
             "--sweep prices one condition at a time; leave out --workload, --objective and the"
@@ -172,7 +171,6 @@ def traffic(as_json: bool, load: LoadRequest, **options: Any) -> None:
     from archsearch.pipeline.traffic import TrafficRequest, drafts_under_load
     from archsearch.report.terminal.traffic import traffic_text
 
-    options["domain"] = options["domain"] or EstimateRequest.domain
     o.check_said_once(
         load.workload or options["trace"],
         prompt_tokens="--prompt-tokens",
@@ -301,7 +299,6 @@ def bench_serve(as_json: bool, **options: Any) -> None:
         raise ArchsearchError("give both --target and --draft, to predict the load, or neither")
     estimate = None
     if target is not None:
-        options["domain"] = options["domain"] or EstimateRequest.domain
         estimate = EstimateRequest(target=target, drafts=(draft,), **options)
     request = BenchRequest(**own, estimate=estimate, temperature=options["asked"].temperature)
     with ProgressLine("bench-serve", quiet=as_json) as progress:

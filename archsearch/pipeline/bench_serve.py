@@ -21,7 +21,7 @@ from archsearch.report.terminal.traffic import Bench, Predicted
 from archsearch.text.prompts import read_prompts
 from archsearch.traffic.mix import LoadPart, Mix
 from archsearch.traffic.simulation import poisson
-from archsearch.traffic.traces import Lengths, read_trace
+from archsearch.traffic.traces import Lengths, Request, read_trace
 
 WORDS: Final = (
     "time people way water number day word part place year work name sound line home great small"
@@ -59,13 +59,13 @@ def bench_serve(request: BenchRequest, progress: Progress = silent) -> Bench:
     Raises ArchsearchError for a load that is none; RunFailed where a server stops answering: what
     was measured until then is in `request.output`, and the message says so.
     """
-    asks = load_of(request)
+    asks, load = load_of(request)
     if request.output.parent != Path() and not request.output.parent.is_dir():
         raise ArchsearchError(
             f"--output {request.output}: the folder {request.output.parent} does not exist"
         )
     if request.estimate is not None:  # what cannot be is said before a server is driven for minutes
-        _predicted(request, request.estimate, *_lengths(asks, request))
+        _predicted(request, request.estimate, load)
     urls = {"without": request.baseline_url, "with_draft": request.server_url}
     servers = {name: OpenAIServer(url, request.timeout_s) for name, url in urls.items() if url}
     for server in servers.values():
@@ -80,7 +80,8 @@ def bench_serve(request: BenchRequest, progress: Progress = silent) -> Bench:
         found = seen.measured["with_draft"]
         prompt = round(found.prompt_tokens) or request.prompt_tokens
         written = max(1, round(found.output_tokens))
-        predicted = _predicted(request, request.estimate, prompt, written)
+        load = replace(load, prompt=Lengths.of([prompt]), output=Lengths.of([written]))
+        predicted = _predicted(request, request.estimate, load)
         errors = _errors(predicted, seen.measured)
         figures = replace(figures, predicted=predicted, relative_error=errors)
         seen.keep(request.output, figures)
@@ -148,9 +149,9 @@ def _drive(
         raise RunFailed(words) from error
 
 
-def load_of(request: BenchRequest) -> list[Ask]:
-    """The requests in the order in which they are sent. Raises ArchsearchError unless one load is
-    named."""
+def load_of(request: BenchRequest) -> tuple[list[Ask], LoadPart]:
+    """The requests in the order in which they are sent, and that load at their mean lengths. Raises
+    ArchsearchError unless one is named."""
     only_one(
         {
             "--requests-per-second R": request.rate,
@@ -167,22 +168,35 @@ def load_of(request: BenchRequest) -> list[Ask]:
             return texts[number % len(texts)]
         return f"{number}. {' '.join(map(str, rng.choice(WORDS, size=max(1, tokens - 3))))}"
 
+    tokens, count, rate = (
+        (request.prompt_tokens, request.output_tokens),
+        request.requests,
+        request.rate,
+    )
+    lengths = Lengths.of(tokens[:1]), Lengths.of(tokens[1:])
     if request.trace is not None:
-        found = list(read_trace(request.trace).requests[: request.requests])
-    elif request.rate is not None:
-        if not 0 < request.rate < math.inf:
-            raise ArchsearchError(f"--requests-per-second must be positive, got {request.rate:g}")
-        lengths = Lengths.of([request.prompt_tokens]), Lengths.of([request.output_tokens])
-        found = poisson(request.rate, request.requests, *lengths, seed=request.seed)
+        trace = read_trace(request.trace)
+        found, rate = list(trace.requests[:count]), trace.requests_per_s
+        read, written = (
+            round(sum(getattr(each, name) for each in found) / len(found))
+            for name in ("prompt_tokens", "output_tokens")
+        )
+        lengths = Lengths.of([read]), Lengths.of([written])
+    elif rate is not None:
+        if not 0 < rate < math.inf:
+            raise ArchsearchError(f"--requests-per-second must be positive, got {rate:g}")
+        found = poisson(rate, count, *lengths, seed=request.seed)
     else:
-        return [
-            Ask(None, prompt(i, request.prompt_tokens), request.output_tokens)
-            for i in range(request.requests)
-        ]
-    return [
-        Ask(each.arrival_s, prompt(i, each.prompt_tokens), each.output_tokens)
+        found = [Request(0.0, *tokens)] * count
+    asks = [
+        Ask(
+            None if rate is None else each.arrival_s,
+            prompt(i, each.prompt_tokens),
+            each.output_tokens,
+        )
         for i, each in enumerate(found)
     ]
+    return asks, LoadPart("load", 1.0, *lengths, request.concurrency, rate)
 
 
 def _load_words(request: BenchRequest, asks: list[Ask]) -> str:
@@ -193,24 +207,8 @@ def _load_words(request: BenchRequest, asks: list[Ask]) -> str:
     return f"{len(asks)} requests, {request.rate:g} a second at random"
 
 
-def _lengths(asks: list[Ask], request: BenchRequest) -> tuple[int, int]:
-    """Tokens of a prompt and of an answer as they were asked for, means."""
-    if request.trace is None:
-        return request.prompt_tokens, request.output_tokens
-    prompts = [
-        each.prompt_tokens for each in read_trace(request.trace).requests[: request.requests]
-    ]
-    return round(sum(prompts) / len(prompts)), round(sum(ask.tokens for ask in asks) / len(asks))
-
-
-def _predicted(
-    request: BenchRequest, estimate: EstimateRequest, prompt_tokens: int, output_tokens: int
-) -> Predicted:
-    """The pair under the load that was driven, at these mean lengths."""
-    prompt, output = Lengths.of([prompt_tokens]), Lengths.of([output_tokens])
-    rate = request.rate if request.trace is None else read_trace(request.trace).requests_per_s
-    flight = request.concurrency
-    part = LoadPart("load", 1.0, prompt, output, flight, rate if flight is None else None)
+def _predicted(request: BenchRequest, estimate: EstimateRequest, part: LoadPart) -> Predicted:
+    """The pair under the load that is driven."""
     asked = replace(estimate, asked=replace(estimate.asked, temperature=request.temperature))
     (entry,) = drafts_under_load(TrafficRequest(asked, mix=Mix((part,)), simulated=0)).drafts
     (found,) = entry.parts

@@ -21,7 +21,7 @@ from archsearch.pipeline.existing import context_of
 from archsearch.pipeline.latency import acceptance_for, choose_latency, served_target
 from archsearch.pipeline.session import PRIOR_FILE, SearchRequest, SearchSession
 from archsearch.progress import human_time
-from archsearch.records import WRONG_SHAPE, save
+from archsearch.records import save
 from archsearch.report.compare import Comparison, Lead, Pair, Swap, Winner
 from archsearch.report.phrases import mix_words
 from archsearch.runs.run import COMPARE_FILE, Run, open_run
@@ -82,13 +82,6 @@ class _Opened:
         )
         return opened
 
-    def measured(self) -> float | None:
-        try:
-            found = self.run.confirmed(self.run.ranks()[0])
-        except WRONG_SHAPE:
-            return None
-        return None if found is None or found.undecided else found.speedup.value
-
     def conditions(self) -> dict[str, str]:
         """What the run was asked and what was chosen for it, in words."""
         asked, profile, session = self.run.arguments, self.run.profile, self.session
@@ -140,7 +133,7 @@ def compare_runs(paths: Sequence[Path]) -> Comparison:
     notes = tuple(
         f"{item.name} cannot be priced any more: {item.why}" for item in opened if item.why
     )
-    winners = tuple(Winner.of(item.score, item.measured()) for item in opened)
+    winners = tuple(Winner.of(item.score, item.run.decided(item.run.ranks()[0])) for item in opened)
     return Comparison(tuple(item.name for item in opened), conditions, winners, pairs, notes)
 
 

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from archsearch.acceptance.estimator import Acceptance
+from archsearch.acceptance.families import FamilyAcceptance
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import Op, head_ops, layer_ops, sample_op
 from archsearch.capacity import fits, memory_plan
@@ -16,6 +18,7 @@ from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.files import digest, write_text
+from archsearch.hardware.device import Device
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.pipeline.estimate import EstimateRequest, Priced, price_drafts
@@ -29,7 +32,7 @@ from archsearch.runs.run import Run
 from archsearch.runs.tables import CURVES_FILE, SWEPT, Bar, Curve, Curves, Point
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.ranking import rivals
-from archsearch.traffic.curve import Axis, Known, Sweep, curve, score_at, sweep_of
+from archsearch.traffic.curve import Axis, Sweep, at, curve, sweep_of
 from archsearch.traffic.times import held_by
 from archsearch.workload import Workload
 
@@ -66,7 +69,7 @@ def _swept_draft(item: Priced, sweep: Sweep) -> DraftCurve:
         sweep,
         lambda workload, drafter: held_by(facts, scorer.target, device, workload, drafter),
     )
-    notes, largest = list(item.notes), scorer.latency.largest_batch
+    notes, largest = list(item.entry.notes), scorer.latency.largest_batch
     if largest is not None:
         notes.append(
             f"passes were measured up to batch size {largest}; beyond twice that the curve is a"
@@ -74,7 +77,7 @@ def _swept_draft(item: Priced, sweep: Sweep) -> DraftCurve:
         )
     longest = sweep.values[-1] if sweep.axis == "context" else scorer.workload.context_len
     memory = _memory(item, int(longest))
-    return DraftCurve(item.name, served_by(item.source), tuple(notes), memory, found)
+    return DraftCurve(item.entry.draft, served_by(item.source), tuple(notes), memory, found)
 
 
 def _memory(item: Priced, context: int) -> Memory | None:
@@ -157,8 +160,8 @@ def curves_of(session: SearchSession, state: str) -> Curves:
     drawn = [(rank, *_known(session, rank)) for rank in _drawn(session.run)]
     sweeps: dict[str, tuple[Curve, ...]] = {
         axis: tuple(
-            Curve(rank, score.label(), _swept(session, axis, score, known, notes))
-            for rank, score, known in drawn
+            Curve(rank, score.label(), _swept(knows, session.source.device, axis, score, notes))
+            for rank, score, knows in drawn
         )
         for axis in SWEPT
     }
@@ -190,38 +193,38 @@ def _drawn(run: Run) -> list[int]:
     return sorted(shapes.values())[:SHAPES_DRAWN]
 
 
-def _known(session: SearchSession, rank: int) -> tuple[Score, Known]:
-    """A ranked draft with its acceptance, which along batch and context stays what it is."""
-    score = session.run.score(rank)
-    alpha, taus, _ = acceptance_of(session.scorer, score, session.run.best_dir(rank))
-    drift = session.scorer.predicted_acceptance(score.proposer).acceptance.drift
-    return score, Known(alpha, dict(sorted(taus.items())), drift)
+def _known(session: SearchSession, rank: int) -> tuple[Score, Scorer]:
+    """A ranked draft, and the scorer that knows its acceptance, which along batch and context stays
+    what it is."""
+    score, scorer = session.run.score(rank), session.scorer
+    alpha, taus, _ = acceptance_of(scorer, score, session.run.best_dir(rank))
+    drift = scorer.predicted_acceptance(score.proposer).acceptance.drift
+    known = FamilyAcceptance(Acceptance(alpha, drift), taus=dict(sorted(taus.items())))
+    return score, scorer.with_families({score.family: known})
 
 
 def _swept(
-    session: SearchSession, axis: Axis, score: Score, known: Known, notes: list[str]
+    scorer: Scorer, device: Device, axis: Axis, score: Score, notes: list[str]
 ) -> tuple[Point, ...]:
     """The points as far as memory holds them and the latency model answers; where it stops is
     said. Along alpha it counts as known: the band is that of the times."""
     points: list[Point] = []
     try:
-        for x in _values(session, axis, score, known):
-            found = score_at(session.scorer, score.proposer, axis, x, known)
+        for x in _values(scorer, device, axis, score):
+            found = at(scorer, score.proposer, axis, x)(score.proposer)
             points.append(Point(x, found.gamma, found.speedup))
     except ArchsearchError as error:
         notes.append(f"Speed-up along {axis} of {score.label()}: {' '.join(str(error).split())}")
     return tuple(points)
 
 
-def _values(
-    session: SearchSession, axis: Axis, score: Score, known: Known
-) -> Iterator[int | float]:
-    scorer, device = session.scorer, session.source.device
-    asked, draft = scorer.workload, score.drafter or score.architecture
+def _values(scorer: Scorer, device: Device, axis: Axis, score: Score) -> Iterator[int | float]:
+    asked, draft = scorer.workload, score.proposer
     if axis == "alpha":
         yield from ALPHAS
     elif axis == "gamma":
-        yield from (gamma for gamma in known.taus if gamma in scorer.gammas)
+        taus = scorer.predicted_acceptance(draft).taus or {}
+        yield from (gamma for gamma in taus if gamma in scorer.gammas)
     else:
         batch, longest = axis == "batch", scorer.target.max_position_embeddings
         usual = usual_batches(scorer, device) if batch else [x for x in CONTEXTS if x < longest]

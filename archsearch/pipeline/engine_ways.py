@@ -19,12 +19,11 @@ from archsearch.pipeline.in_engine import (
     served_dtype,
     serving_scorer,
 )
-from archsearch.pipeline.schedule import acceptance_of
+from archsearch.pipeline.schedule import scored_by
 from archsearch.pipeline.session import SearchSession
 from archsearch.profiles import Profile
 from archsearch.records import save
 from archsearch.runs.tables import ENGINES_FILE, EngineWays, Way
-from archsearch.search.objective import Score, Scorer
 
 
 def write_engines(session: SearchSession) -> None:
@@ -65,7 +64,7 @@ def _ways(session: SearchSession, engine: str, dtype: str, drafts: Iterable[str]
     found = [
         (
             f"rank {score.rank}" + (f" in {each}" if each != dtype else ""),
-            _score(session, by, score),
+            scored_by(by, score, session.run.best_dir(score.rank or 0)),
         )
         for each, by in scorers.items()
         for score in trained or scores
@@ -79,11 +78,6 @@ def _ways(session: SearchSession, engine: str, dtype: str, drafts: Iterable[str]
     drafter, best = max(found, key=lambda pair: pair[1].speedup.value)
     drafted = replace(alone, tokens_per_s=_rate(best.tpot_s), drafter=drafter, gamma=best.gamma)
     return [alone, drafted]
-
-
-def _score(session: SearchSession, scorer: Scorer, score: Score) -> Score:
-    alpha, taus, _ = acceptance_of(scorer, score, session.run.best_dir(score.rank or 0))
-    return scorer.measured(score.proposer, alpha, taus)
 
 
 def _rate(seconds: Estimate) -> Estimate:

@@ -30,7 +30,7 @@ from archsearch.needs import Needs, TrainingBudget
 from archsearch.pipeline.families import kind_of
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, served_target
 from archsearch.pipeline.rounds_explained import difference, free_layers, served_by, warnings_of
-from archsearch.pipeline.serving import ANSWER, check_flight, engine_requests, served_words
+from archsearch.pipeline.serving import ANSWER, check_batch, engine_requests, served_words
 from archsearch.pipeline.training_budget import asked_budget, budget_s, with_budget
 from archsearch.report.phrases import Asked
 from archsearch.report.terminal.estimate import Difference, Entry, Estimated, WithPrompts
@@ -119,34 +119,17 @@ def _in_format(each: NamedDrafter, name: str, asked: WorkloadRequest) -> NamedDr
 
 @dataclass(frozen=True)
 class Priced:
-    """One draft in one engine. `engine_class`: how the engine runs it, "" where nothing is known of
-    that; `budget`: what a drafter that nobody has published would be trained with; `no_room`: that
-    it does not fit the device's memory beside the target, "" where it does."""
+    """One draft in one engine, as `estimate` answers it in a group of its own, and what priced it.
+    `budget`: what a drafter that nobody has published would be trained with."""
 
-    name: str
-    training: str
-    score: Score
+    entry: Entry
     scorer: Scorer
     source: LatencySource
-    notes: list[str]
-    engine_class: str = ""
-    budget: TrainingBudget | None = None
-    no_room: str = ""
+    budget: TrainingBudget | None
 
-    def entry(self, group: int) -> Entry:
-        """As `estimate` answers it."""
-        return Entry(
-            draft=self.name,
-            training=self.training,
-            notes=tuple(self.notes),
-            no_room=self.no_room,
-            pays=self.score.pays,
-            group=group,
-            served=self.source.served,
-            engine_class=self.engine_class or None,
-            score=replace(self.score, engine_version=self.source.version),
-            free_layers=free_layers(self.scorer, self.score),
-        )
+    @property
+    def score(self) -> Score:
+        return self.entry.score
 
 
 def estimate_drafts(request: EstimateRequest) -> Estimated:
@@ -168,7 +151,7 @@ def estimate_drafts(request: EstimateRequest) -> Estimated:
     return Estimated(
         **vars(asked),
         by=served_by(best.source),
-        drafts=tuple(item.entry(group_of[id(item)]) for item in priced),
+        drafts=tuple(replace(item.entry, group=group_of[id(item)]) for item in priced),
         mix=request.mix,
         differences=_differences(priced),
         warnings=_warnings(priced),
@@ -201,7 +184,7 @@ def _with_prompts(item: Priced) -> WithPrompts | None:
     assert score.mix is not None
     served = score.mix.parts[0]
     gain = served.tokens_per_s / served.plain_tokens_per_s
-    return WithPrompts(work.batch_size, ANSWER, prompt, item.name, gain)
+    return WithPrompts(work.batch_size, ANSWER, prompt, item.entry.draft, gain)
 
 
 def _groups(priced: Sequence[Priced]) -> list[list[Score]]:
@@ -250,14 +233,14 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
             asked = replace(asked, dtype=ref.dtype_in(engine_facts(asked.engine).gguf))
         source, workload = choose_latency(asked, ref.architecture, kind)
         if mix is not None:
-            check_flight(mix, engine_facts(source.engine), source.device)
+            check_batch(engine_facts(source.engine), source.device, mix.in_flight)
         if any(each.drafter.rounds != kind for each in named):  # each draft has its own way then
             words = served_words(source.engine, source.rounds, source.device, how=False)
             source = replace(source, served=words)
         workloads[source.served] = workload
         priced += _priced(request, named, ref, source, workload, acceptance)
     # what is assumed by the lower end, as in a search; what has no room last
-    priced.sort(key=lambda item: (bool(item.no_room), -item.score.ranked_by))
+    priced.sort(key=lambda item: (bool(item.entry.no_room), -item.score.ranked_by))
     best = priced[0]
     return priced, Asked(
         target=ref.name,
@@ -301,7 +284,7 @@ def _priced(
         scorer = MixScorer(scorer, request.mix, source.device)
     seconds = budget_s(request.training_budget_s, source.device)
     scorer = with_budget(scorer, ref.architecture, source.device, seconds)
-    budget, facts, found = scorer.context.budget, engine_facts(source.engine), []
+    budget, facts, found = scorer.context.budget, engine_facts(source.engine), list[Priced]()
     for each in named:
         facts.check_drafter(each.drafter, shared_by(workload), source.version, each.name)
         training, doubt = request.training or "target", ""
@@ -325,14 +308,23 @@ def _priced(
         if unknown:
             context = replace(context, trained_tokens=HEAD_GUESS, tokens_std=HEAD_GUESS_DECADES)
         own = scorer.with_acceptance(acceptance, context)
-        score = own(each.drafter)
+        score = replace(own(each.drafter), engine_version=source.version)
         if each.hub_id:
             score = replace(score, needs=Needs("exists", each.hub_id))
-        notes += _share_notes(score)
         rounds = source.rounds
-        how = rounds.running(each.drafter.rounds).costs.title if rounds is not None else ""
-        room = _no_room(ref.architecture, each.drafter, workload, source)
-        found.append(Priced(each.name, training, score, own, source, notes, how, budget, room))
+        entry = Entry(
+            draft=each.name,
+            training=training,
+            notes=(*notes, *_share_notes(score)),
+            no_room=_no_room(ref.architecture, each.drafter, workload, source),
+            pays=score.pays,
+            group=len(found),
+            served=source.served,
+            engine_class=rounds.running(each.drafter.rounds).costs.title if rounds else None,
+            score=score,
+            free_layers=free_layers(own, score),
+        )
+        found.append(Priced(entry, own, source, budget))
     return found
 
 
@@ -381,8 +373,8 @@ def _no_room(
 def _differences(priced: Sequence[Priced]) -> tuple[Difference, ...]:
     """For each draft, why the engine it gains most in beats each other one; best first."""
     found = []
-    for name in dict.fromkeys(item.name for item in priced):
-        best, *others = (item for item in priced if item.name == name)
+    for name in dict.fromkeys(item.entry.draft for item in priced):
+        best, *others = (item for item in priced if item.entry.draft == name)
         for other in others:
             there = other.scorer.with_gammas((best.score.gamma,))(other.score.proposer)
             found.append(difference(name, best.score, other.score, there))
@@ -392,6 +384,6 @@ def _differences(priced: Sequence[Priced]) -> tuple[Difference, ...]:
 def _warnings(priced: Sequence[Priced]) -> tuple[str, ...]:
     found = []
     for items in _by_engine(priced):
-        drafts = [(item.name, item.scorer, item.score) for item in items]
+        drafts = [(item.entry.draft, item.scorer, item.score) for item in items]
         found += warnings_of(items[0].source, drafts)
     return tuple(found)

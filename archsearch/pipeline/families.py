@@ -18,6 +18,7 @@ from archsearch.models.files import HEAD_FAMILIES
 from archsearch.models.targets import TargetRef
 from archsearch.runs.tables import RankedFamily
 from archsearch.search.objective import Score
+from archsearch.search.ranking import best_of_each
 from archsearch.search.space import SearchSpace
 
 INDEPENDENT: Final = Independent.family
@@ -113,14 +114,6 @@ def family_spaces(
     if not found:
         raise ArchsearchError("; ".join(left))
     return FamilySpaces(tuple(found), tuple(left))
-
-
-def best_of_each(ranked: Sequence[Score]) -> list[Score]:
-    """The first score of each family, in the order of the ranking."""
-    first: dict[str, Score] = {}
-    for score in ranked:
-        first.setdefault(score.family, score)
-    return list(first.values())
 
 
 def family_rows(ranked: Sequence[Score]) -> list[RankedFamily]:

@@ -11,7 +11,6 @@ from typing import Final
 
 from archsearch.acceptance.lookup import texts_of
 from archsearch.drafters.drafter import Drafter
-from archsearch.drafters.lookup import NGram
 from archsearch.drafters.registry import family as family_class
 from archsearch.drafts.heads import (
     HEAD_LAYERS,
@@ -33,7 +32,7 @@ from archsearch.models.targets import resolve_drafter
 from archsearch.pipeline.chains import Replays
 from archsearch.pipeline.climb.race import HeadRungs
 from archsearch.pipeline.session import SearchSession
-from archsearch.pipeline.untrained import LOOKUPS, lookup_in, replayed
+from archsearch.pipeline.untrained import LOOKUPS, drafter_of, lookup_in, replayed
 from archsearch.records import load, save
 from archsearch.runs.candidate import read_training
 from archsearch.runs.tables import FAMILIES_FILE, FamilyRow, families_of
@@ -195,18 +194,11 @@ def family_results(
     texts = texts_of(trainer.texts.choosing().sequences)
     for lookup in (name for name in LOOKUPS if not _lacks(session, name)):
         with suppress(ArchsearchError):  # no text is long enough
-            known = replayed(texts, lookup_in(engine, lookup), scorer.gammas)
-            score = scorer.with_families({lookup: known})(_usual(lookup, session))
+            own_way = lookup_in(engine, lookup)
+            known = replayed(texts, own_way, scorer.gammas)
+            score = scorer.with_families({lookup: known})(drafter_of(own_way, scorer.target))
             found.append(FamilyRow.of(score, measured_on=tokens))
     return sorted(found, key=lambda row: -row.speedup.value)
-
-
-def _usual(lookup: str, session: SearchSession) -> Drafter:
-    """The drafter of a lookup family in the form that was replayed."""
-    target = session.scorer.target
-    if lookup == "ngram":
-        return NGram(target, **engine_facts(session.request.engine).ngram_sizes)
-    return family_class(lookup).usual(target)
 
 
 def compare_families(path: Path) -> list[FamilyRow]:

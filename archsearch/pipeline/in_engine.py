@@ -43,7 +43,7 @@ from archsearch.models.gguf_file import check_written, read_gguf
 from archsearch.models.targets import TargetRef
 from archsearch.pipeline.latency import asked_dtype, choose_latency, machine_slowdown
 from archsearch.pipeline.serving import check_dtype, check_engine, default_mode
-from archsearch.pipeline.session import SearchSession, check_weights
+from archsearch.pipeline.session import SearchSession, check_weights, has_gpu
 from archsearch.progress import ProgressLine
 from archsearch.runs.confirmed import Exact
 from archsearch.search.objective import Scorer
@@ -264,11 +264,10 @@ class Bench:
         asked: Sequence[EnginePrompt],
         sampling: Sampling,
         summary: Callable[[Trace], _R],
-        dtype: str | None = None,
     ) -> _R:
         """`summary` of every drafter on every prompt, back to back with the target alone."""
-        plan = self._plan(drafters, asked, sampling, dtype or self.dtype)
-        return self.run(plan, summary, f"confirm in {self.name}", dtype=dtype)
+        plan = self._plan(drafters, asked, sampling, self.dtype)
+        return self.run(plan, summary, f"confirm in {self.name}")
 
     def exactness(
         self, drafters: Drafters, asked: Sequence[EnginePrompt], tokens: int
@@ -360,13 +359,6 @@ class Bench:
         target = session.target.architecture
         each = memory_bytes(target, self.largest or target, workload).total_bytes
         return engines * (each + ENGINE_BYTES) > usable_bytes(device)
-
-
-def has_gpu() -> bool:
-    """Whether torch finds a GPU here."""
-    import torch
-
-    return bool(torch.cuda.is_available())
 
 
 @contextmanager

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import EngineRounds
 from archsearch.pipeline.latency import LatencySource
+from archsearch.pipeline.schedule import scored_by
 from archsearch.report.phrases import ServedBy, host_words, launches
 from archsearch.report.terminal.estimate import Difference
 from archsearch.search.objective import Score, Scorer
-from archsearch.speedup import error_by_term, tau_estimate
+from archsearch.speedup import error_by_term
 
 WORTH_SAYING = 1.01
 """A change of the speed-up below this factor is none."""
@@ -64,7 +65,7 @@ def _without_graphs(rounds: EngineRounds, priced: Sequence[tuple[str, Scorer, Sc
     if remedied is None:
         return [text]
     mended = [
-        (name, score, _at_alpha(scorer.with_latency(scorer.latency.with_rounds(remedied)), score))
+        (name, score, scored_by(scorer.with_latency(scorer.latency.with_rounds(remedied)), score))
         for name, scorer, score in priced
     ]
     name, score, better = max(
@@ -76,16 +77,6 @@ def _without_graphs(rounds: EngineRounds, priced: Sequence[tuple[str, Scorer, Sc
     gains = f"{better.speedup.value:.2f}x instead of {score.speedup.value:.2f}x"
     gamma = f", at gamma {better.gamma}" if better.gamma != score.gamma else ""
     return [f"{text}: {rounds.remedy_words()}, which would bring {who}{gains}{gamma}"]
-
-
-def _at_alpha(scorer: Scorer, score: Score) -> Score:
-    """The draft of `score` by another scorer, with the alpha that the score knows."""
-    known = scorer.predicted_acceptance(score.proposer)
-    taus = {
-        gamma: known.tau(tau_estimate(score.alpha, gamma, known.acceptance.drift))
-        for gamma in scorer.gammas
-    }
-    return scorer.measured(score.proposer, score.alpha, taus)
 
 
 def difference(draft: str, better: Score, worse: Score, worse_there: Score) -> Difference:

@@ -94,6 +94,12 @@ def acceptance_of(
     return score.alpha, taus, {gamma: reach[:gamma] for gamma in able}
 
 
+def scored_by(scorer: Scorer, score: Score, folder: Path | None = None) -> Score:
+    """What another scorer says of a candidate, by what is known of its acceptance."""
+    alpha, taus, _ = acceptance_of(scorer, score, folder)
+    return scorer.measured(score.proposer, alpha, taus)
+
+
 def usual_batches(scorer: Scorer, device: Device) -> list[int]:
     """Batch sizes that are looked at: up to twice the largest of which passes were measured; 1
     alone where an engine runs one request at a time on a GPU."""

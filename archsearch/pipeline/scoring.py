@@ -3,7 +3,7 @@ and `--pareto`: the drafts that no other beats in all goals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,12 +12,12 @@ from archsearch.models.files import HEAD_FAMILIES
 from archsearch.pipeline.families import INDEPENDENT, OTHER_TRIALS
 from archsearch.pipeline.session import SearchSession
 from archsearch.progress import ProgressLine
-from archsearch.records import WRONG_SHAPE, save
+from archsearch.records import save
 from archsearch.report.chart_files import drawn, write_picture
 from archsearch.report.costs import ParetoGoal, ParetoSet, pareto_chart
 from archsearch.runs.run import RUNGS_FILE
 from archsearch.search import study
-from archsearch.search.exact import can_rank_alone, exact_grid, rank_alone
+from archsearch.search.exact import ALONE_POINTS, Report, exact_grid, rank_alone
 from archsearch.search.objective import Score
 from archsearch.search.pareto import GOALS, check_goals, pareto, pareto_places
 from archsearch.search.samplers import AUTO
@@ -35,9 +35,9 @@ def score_spaces(session: SearchSession) -> study.SearchResult:
         storage = open_storage(where)
 
         def scored(before: int, space: SearchSpace) -> study.SearchResult:
-            def progress(p: study.SearchProgress) -> None:
-                words = f", best {p.best.speedup.value:.2f}x" if p.best else ""
-                line(space.family + words, before + p.done / max(p.total, 1), len(spaces))
+            def progress(done: int, total: int, best: float) -> None:
+                words = f", best {best:.2f}x" if best else ""
+                line(space.family + words, before + done / max(total, 1), len(spaces))
 
             return _scored(session, space, storage, progress)
 
@@ -48,7 +48,7 @@ def _scored(
     session: SearchSession,
     space: SearchSpace,
     storage: BaseStorage | None = None,
-    progress: Callable[[study.SearchProgress], None] | None = None,
+    progress: Report | None = None,
 ) -> study.SearchResult:
     """The study over one space; without a storage nothing of it is kept."""
     request = session.request
@@ -111,36 +111,24 @@ PICTURE_FILE = "pareto.svg"
 def write_pareto(session: SearchSession, scores: Sequence[Score]) -> ParetoSet:
     """pareto.json and pareto.svg of the run; what the first holds. `scores`: those of the search,
     which stand for spaces that were not scored in full."""
-    goals, scorer = check_goals(session.request.pareto), session.scorer
+    goals, scorer, run = check_goals(session.request.pareto), session.scorer, session.run
     found: list[Score] = []
     whole, auto = [], session.request.sampler == AUTO
     for space in session.families.spaces:
         if auto and (grid := exact_grid(space, scorer)) is not None:
             found += [scorer(grid.grid.at(place)) for place in pareto_places(scorer, grid, goals)]
-        elif auto and can_rank_alone(space, scorer.target):
+        elif auto and space.size(scorer.target) <= ALONE_POINTS:
             found += [score for *_, score in rank_alone(space, scorer).ranked]
         else:
             found += [score for score in scores if score.family == space.family]
             continue
         whole.append(space.name)
-    members = pareto(scorer, found, goals, _measured(session))
+    decided = {rank: run.decided(rank) for rank in run.ranks()}
+    known = {run.score(rank).proposer: found for rank, found in decided.items() if found}
+    members = pareto(scorer, found, goals, lambda score: known.get(score.proposer))
     named = {name: GOALS[name] for name in goals}
     shown = {name: ParetoGoal(goal.unit, goal.words, goal.more) for name, goal in named.items()}
     pareto_set = ParetoSet(shown, tuple(whole), tuple(members))
-    save(session.run.path / PARETO_FILE, pareto_set)
-    write_picture(session.run.path / PICTURE_FILE, drawn(pareto_chart(pareto_set)))
+    save(run.path / PARETO_FILE, pareto_set)
+    write_picture(run.path / PICTURE_FILE, drawn(pareto_chart(pareto_set)))
     return pareto_set
-
-
-def _measured(session: SearchSession) -> Callable[[Score], float | None]:
-    """What says the confirmed speed-up of a score's draft in this run; None where it was not
-    confirmed, or that decides nothing."""
-    known = {}
-    for rank in session.run.ranks():
-        try:
-            confirmed = session.run.confirmed(rank)
-        except WRONG_SHAPE:
-            continue
-        if confirmed is not None and not confirmed.undecided:
-            known[session.run.score(rank).proposer] = confirmed.speedup.value
-    return lambda score: known.get(score.proposer)

@@ -42,7 +42,7 @@ from archsearch.pipeline.climb.trainings import Trainings
 from archsearch.pipeline.confirm import confirm_rank
 from archsearch.pipeline.engine_ways import write_engines
 from archsearch.pipeline.existing import EXISTING, alternatives, within_budget
-from archsearch.pipeline.families import INDEPENDENT, best_of_each, family_rows
+from archsearch.pipeline.families import INDEPENDENT, family_rows
 from archsearch.pipeline.heads import head_rungs, keep_states, write_family_table
 from archsearch.pipeline.in_engine import EngineChoice
 from archsearch.pipeline.next_steps import next_steps
@@ -66,7 +66,7 @@ from archsearch.runs.state import StateFile
 from archsearch.runs.tables import BUDGETS_FILE, TextVerdict
 from archsearch.search import study
 from archsearch.search.objective import Score, Scorer
-from archsearch.search.ranking import led_by_need, rivals
+from archsearch.search.ranking import best_of_each, led_by_need, rivals
 from archsearch.search.rungs import Plan
 
 
@@ -116,7 +116,7 @@ def train_and_confirm(session: SearchSession, start: float) -> Searched:
     keep_states(session, trainer)
     write_texts(trainer, file, plan)
     coverage = trainer.texts.coverage()
-    session = session.with_scorer(session.scorer.with_coverage(coverage))
+    session = replace(session, scorer=session.scorer.with_coverage(coverage))
     known = [
         draft.observation
         for draft in known_drafts(request.target, asked=session.asked_text, exclude=run.path)
@@ -127,7 +127,7 @@ def train_and_confirm(session: SearchSession, start: float) -> Searched:
         result = score_spaces(session)
         state.steps.setdefault("search", time.monotonic() - begin)
         ascent = Climb(
-            session.space,
+            session.families.spaces[0],
             plan,
             Trainings(trainer, file, request.seed, shared),
             Belief(session.scorer, known),

@@ -214,17 +214,13 @@ def rounds_of(
     """How the engine's version runs rounds of a kind of drafter on a GPU; None on a CPU. Raises
     ArchsearchError for a version or switch it lacks."""
     if device.kind == "cpu":
-        if asked.engine_options:
-            raise ArchsearchError(
-                "--engine-option is for GPUs: on a CPU the engine is measured as it runs"
-            )
-        if asked.engine_version:
-            raise ArchsearchError(
-                "--engine-version is for GPUs: on a CPU the engine that is installed is measured as"
-                " it runs"
-            )
-        if asked.host:
-            raise ArchsearchError("--host is for GPUs: a CPU's engine is measured on its host")
+        for option in ("engine_options", "engine_version", "host"):
+            if getattr(asked, option):
+                named = option.replace("_", "-").removesuffix("s")
+                raise ArchsearchError(
+                    f"--{named} is for GPUs: on a CPU the engine that is installed is measured as"
+                    " it runs, on this host"
+                )
         return None
     version = asked.engine_version
     if version is None:  # an empty one is a mistake, which is refused below
@@ -282,12 +278,7 @@ def _device(asked: WorkloadRequest) -> Device:
 ANSWER: Final = 256
 """Tokens of an answer where only a batch size and a context were given; shorter where the context
 is."""
-LIMITS: Final = {
-    "tpot_ms": "max_tpot_ms",
-    "ttft_ms": "max_ttft_ms",
-    "memory_gib": "max_memory_gib",
-    "parameters": "max_parameters",
-}
+LIMITS: Final = ("tpot_ms", "ttft_ms", "memory_gib", "parameters")
 
 
 def asked_mix(load: LoadRequest, asked: WorkloadRequest) -> tuple[Mix | None, WorkloadRequest]:
@@ -297,18 +288,14 @@ def asked_mix(load: LoadRequest, asked: WorkloadRequest) -> tuple[Mix | None, Wo
     if not load.asks:
         return None, asked
     mix = read_mix(load.workload) if load.workload is not None else one_kind(asked)
+    return of_mix(mix, load, asked)
+
+
+def of_mix(mix: Mix, load: LoadRequest, asked: WorkloadRequest) -> tuple[Mix, WorkloadRequest]:
+    """`asked_mix` of one that is known. Raises ArchsearchError as it does."""
     mix = with_asked(mix, load)
     if asked.memory_fraction != MEMORY_FRACTION:
         mix = replace(mix, memory_fraction=asked.memory_fraction)
-    return mix, request_of(mix, asked)
-
-
-def request_of(mix: Mix, asked: WorkloadRequest) -> WorkloadRequest:
-    """The request with the batch size and context of the mix's heaviest part, and the server that
-    the mix names.
-
-    Raises ArchsearchError where mix and request name different tensor parallelism.
-    """
     changes: dict[str, Any] = {}
     for name in ("tensor_parallel", "draft_tensor_parallel"):
         named, given = getattr(mix, name), getattr(asked, name)
@@ -318,13 +305,9 @@ def request_of(mix: Mix, asked: WorkloadRequest) -> WorkloadRequest:
                 f"{option} {given}, but the workload says {name}: {named}; leave one out"
             )
         changes[name] = named if given is None else given
-    return replace(
-        asked,
-        batch_size=mix.main.concurrency or 1,
-        context_len=mix.main.context,
-        memory_fraction=mix.memory_fraction,
-        **changes,
-    )
+    changes["memory_fraction"] = mix.memory_fraction
+    batch, context = mix.main.concurrency or 1, mix.main.context
+    return mix, replace(asked, batch_size=batch, context_len=context, **changes)
 
 
 def one_kind(asked: WorkloadRequest) -> Mix:
@@ -347,19 +330,10 @@ def with_asked(mix: Mix, load: LoadRequest) -> Mix:
     if objective is not None and objective not in OBJECTIVES:
         raise ArchsearchError(f"--objective {objective}: choose one of {', '.join(OBJECTIVES)}")
     mix = mix if objective is None else replace(mix, objective=objective)
-    given = {
-        name: getattr(load, option)
-        for name, option in LIMITS.items()
-        if getattr(load, option) is not None
-    }
+    found = {name: getattr(load, f"max_{name}") for name in LIMITS}
+    given = {name: value for name, value in found.items() if value is not None}
     if low := [name for name, value in given.items() if not value > 0]:
         raise ArchsearchError(
             f"--max-{low[0].partition('_')[0]} must be positive, got {given[low[0]]:g}"
         )
     return replace(mix, limits=replace(mix.limits, **given)) if given else mix
-
-
-def check_flight(mix: Mix, facts: EngineFacts, device: Device) -> None:
-    """Raise ArchsearchError where the engine does not run so many requests at once as a part
-    needs."""
-    check_batch(facts, device, mix.in_flight)

@@ -33,7 +33,7 @@ from archsearch.pipeline.families import (
     kind_of,
 )
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, served_target
-from archsearch.pipeline.serving import check_flight, with_engine
+from archsearch.pipeline.serving import check_batch, with_engine
 from archsearch.pipeline.shared_work import ExecutorName
 from archsearch.pipeline.training_budget import budget_s, with_budget
 from archsearch.progress import say
@@ -126,17 +126,14 @@ class SearchRequest:
         served = [space.served(ranks, longest) for space in spaces]
         return family_spaces(served, engine, target.architecture, optional=not named)
 
-    def check_files(self) -> None:
-        """Read every file of prompts or text that was given, also where only a ranking is asked
-        for: what is wrong with one is said before anything else, not when it is first needed."""
+    def check(self) -> None:
+        """Raise ArchsearchError, before a run folder is made, for prompts or text that cannot be
+        read (also where only a ranking is asked for), a storage that cannot be used, and what is
+        of workers where there are none."""
         if self.prompts is not None or self.heldout is not None or self.confirm:
             load_prompt_set(self.prompts, self.heldout).check_apart()
         if self.text is not None:
             read_texts(self.text)
-
-    def check_sharing(self) -> None:
-        """Raise ArchsearchError for a storage that cannot be used, and for what is of workers where
-        there are none: before a run folder is made."""
         if self.executor != "local" and self.workers < 1:
             raise ArchsearchError(
                 f"--executor {self.executor} is for workers; add --workers N, 1 for those of others"
@@ -275,7 +272,7 @@ class Setting:
         longest = asked.context_len + request.answer_tokens if mix is None else mix.longest
         if mix is not None:  # how much of a load fits is the mix's to say
             held = replace(workload, context_len=1)
-            check_flight(mix, engine, device)
+            check_batch(engine, device, mix.in_flight)
             held_alone(mix, target.architecture, workload, source.latency, device)
         ranks = engine.ranks_of_draft(workload)
         families = request.spaces(engine, source.version, target, ranks, longest)
@@ -336,14 +333,6 @@ class SearchSession:
     def families(self) -> FamilySpaces:
         return self.setting.families
 
-    def with_scorer(self, scorer: Scorer) -> SearchSession:
-        """The same search, scored by what is known now."""
-        return replace(self, scorer=scorer)
-
-    @property
-    def space(self) -> SearchSpace:
-        return self.families.spaces[0]
-
     def groups(self, scores: Sequence[Score]) -> list[list[Score]]:
         """Groups of tied `scores`, best first."""
         return groups_of(self.scorer, scores, self.context_of)
@@ -364,8 +353,7 @@ class SearchSession:
         """Choose what was left open and open or create the run folder: everything that can be
         wrong, before any work."""
         request = request.settled()
-        request.check_files()
-        request.check_sharing()
+        request.check()
         request = replace(request, asked=with_engine(request.asked, request.kind))
         request = _with_fastest_drafts(request)
         setting = Setting.of(request, new=True)
@@ -443,10 +431,12 @@ class SearchSession:
         """Where this run's drafts are trained, on `threads` (default: the profile's)."""
         from archsearch.models.load import LoadedTarget  # needs torch, which ranking does not
 
+        # for a GPU of another machine on the CPU
+        device = "cuda" if self.source.device.kind != "cpu" and has_gpu() else "cpu"
         least = int(self.run.info.get("heldout_least", 0))
         prompts = load_prompt_set(self.request.prompts, self.request.heldout, least)
         return DraftTrainer(
-            LoadedTarget(self.target, self.source.dtype, _training_device(self.source.device.kind)),
+            LoadedTarget(self.target, self.source.dtype, device),
             prompts,
             self.run.path,
             answer_tokens=self.request.answer_tokens,
@@ -489,14 +479,11 @@ def _with_fastest_drafts(request: SearchRequest) -> SearchRequest:
     return replace(request, asked=each[chosen])
 
 
-def _training_device(kind: str) -> str:
-    """Where drafts for a device of this kind are trained: on the GPU that is here, for one of
-    another machine on the CPU."""
-    if kind == "cpu":
-        return "cpu"
+def has_gpu() -> bool:
+    """Whether torch finds a GPU here."""
     import torch
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return bool(torch.cuda.is_available())
 
 
 def _asked_text(request: SearchRequest, run: Run) -> AskedText:
@@ -571,9 +558,6 @@ def cannot_train(target: str, gpu: str | None) -> str:
         check_weights(resolve_target(target))
     except MissingDataError as error:
         return str(error)
-    if gpu is not None and resolve_device(gpu).kind != "cpu":
-        import torch
-
-        if not torch.cuda.is_available():
-            return f"drafts for {gpu} are trained and confirmed on it, and this machine has no GPU"
+    if gpu is not None and resolve_device(gpu).kind != "cpu" and not has_gpu():
+        return f"drafts for {gpu} are trained and confirmed on it, and this machine has no GPU"
     return ""

@@ -11,7 +11,6 @@ It needs the storage, and for trainings the run folder, at the same path on ever
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -20,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Final, Literal, Protocol
+from typing import IO, Final, Literal
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.trainer import DraftTrainer
@@ -81,11 +80,10 @@ class SharedWork:
     ) -> None:
         import optuna
 
-        digest = hashlib.sha256(created.encode()).hexdigest()[:8]
         with storage_errors(storage):
             self.study = optuna.create_study(
                 storage=open_storage(storage),
-                study_name=JOBS.format(name=name, digest=digest),
+                study_name=JOBS.format(name=name, digest=digest(created)[:8]),
                 load_if_exists=True,
             )
         self.claims = Claims(self.study, grace_s=grace_s)
@@ -123,18 +121,6 @@ class SharedWork:
 ExecutorName = Literal["local", "ray"]
 
 
-class Executor(Protocol):
-    """Starts workers and ends them."""
-
-    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """One more worker; `environment`: what it has besides its own."""
-        ...
-
-    def stop(self) -> list[str]:
-        """End all workers; what those said last that had given up before."""
-        ...
-
-
 class LocalProcesses:
     """Workers as processes of this machine."""
 
@@ -142,6 +128,7 @@ class LocalProcesses:
         self._started: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """One more worker; `environment`: what it has besides its own."""
         said = tempfile.TemporaryFile()
         process = subprocess.Popen(
             _worker(command),
@@ -152,6 +139,7 @@ class LocalProcesses:
         self._started.append((process, said))
 
     def stop(self) -> list[str]:
+        """End all workers; what those said last that had given up before."""
         words = []
         for process, _ in self._started:
             process.terminate()
@@ -232,6 +220,6 @@ def _last_line(said: bytes, status: int) -> str:
     return lines[-1] if lines else f"exit status {status}"
 
 
-def make_executor(name: ExecutorName, gpu: bool) -> Executor:
+def make_executor(name: ExecutorName, gpu: bool) -> LocalProcesses | RayTasks:
     """The executor of a name; `gpu`: whether each worker wants one."""
     return RayTasks(gpus=1 if gpu else 0) if name == "ray" else LocalProcesses()

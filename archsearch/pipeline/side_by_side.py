@@ -13,11 +13,10 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from archsearch.drafters.lookup import NGram
 from archsearch.drafts.heads import TrainedHead, run_head
 from archsearch.drafts.records import TrainedDraft, load_trained
 from archsearch.engine_facts import engine_facts, engine_title
@@ -45,7 +44,14 @@ from archsearch.pipeline.in_engine import (
     serving_scorer,
 )
 from archsearch.pipeline.session import SearchSession, check_weights
-from archsearch.pipeline.untrained import Untrained, exit_shape, lookup_in, replayed, texts_at_hand
+from archsearch.pipeline.untrained import (
+    Untrained,
+    drafter_of,
+    exit_shape,
+    lookup_in,
+    replayed,
+    texts_at_hand,
+)
 from archsearch.records import as_data, save
 from archsearch.runs.confirmed import Exact
 from archsearch.runs.run import open_run
@@ -59,16 +65,27 @@ NEAR: Final = 0.05
 @dataclass(frozen=True)
 class FamilyRequest:
     """What runs: `families` (independent, eagle3, peagle, medusa, ngram, early_exit, chain);
-    `gamma` for all of them (None: what each was scored or trained for); `rank`: the independent
-    draft, which a chain has too; `count` held-out prompts, or those of a file; `exact`: so many of
-    them in float32 besides."""
+    `gammas`: the one for all of them (none: what each was scored or trained for); `rank`: the
+    independent draft, which a chain has too; `count` held-out prompts, or those of a file; `exact`:
+    so many of them in float32 besides. ArchsearchError for several gammas."""
 
     families: tuple[str, ...]
-    gamma: int | None = None
+    gammas: tuple[int, ...] = ()
     rank: int = 1
     count: int = USUAL_COUNT
     prompts: Path | None = None
     exact: int = 8
+
+    def __post_init__(self) -> None:
+        if len(self.gammas) > 1:
+            raise ArchsearchError(
+                f"families are compared at one gamma each, got {list(self.gammas)}; run them one"
+                " after the other"
+            )
+
+    @property
+    def gamma(self) -> int | None:
+        return next(iter(self.gammas), None)
 
 
 @dataclass(frozen=True)
@@ -173,15 +190,13 @@ def confirm_families(
 def _candidate(bench: Bench, family: str, request: FamilyRequest) -> _Candidate:
     session = bench.session
     if family == "ngram":
-        found: Any = lookup_in(bench.name, family)
+        found = lookup_in(bench.name, family)
         gamma = request.gamma or USUAL_GAMMA
 
         def replay(scorer: Scorer) -> Score:
             known = replayed(texts_at_hand(session), found, [gamma])
             assert known.share is not None and known.taus is not None
-            drafter = NGram(session.target.architecture, found.shortest, found.longest).with_share(
-                known.share.value
-            )
+            drafter = drafter_of(found, scorer.target).with_share(known.share.value)
             return scorer.measured(drafter, known.acceptance.alpha, known.taus, gammas=[gamma])
 
         return _Candidate(family, found, gamma, replay)
@@ -330,14 +345,3 @@ def suspicious(predicted: Sequence[float], counted: Sequence[float], rounds: int
         " it may read other layers than the head was trained on"
         " (eagle_aux_hidden_state_layer_ids), or norm in another order (norm_before_residual)"
     )
-
-
-def with_gamma(request: FamilyRequest, gammas: Sequence[int]) -> FamilyRequest:
-    """The request at the one gamma that was asked for. Raises ArchsearchError for several: families
-    are compared at one each."""
-    if len(gammas) > 1:
-        raise ArchsearchError(
-            f"families are compared at one gamma each, got {list(gammas)}; run them one after the"
-            " other"
-        )
-    return replace(request, gamma=gammas[0] if gammas else None)

@@ -13,7 +13,7 @@ from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
 from archsearch.pipeline.estimate import EstimateRequest, Priced, price_drafts
 from archsearch.pipeline.rounds_explained import served_by
-from archsearch.pipeline.serving import check_flight, request_of, with_asked
+from archsearch.pipeline.serving import check_batch, of_mix
 from archsearch.report.phrases import AskedPart
 from archsearch.report.terminal.traffic import Part, Simulation, Traffic, UnderLoad
 from archsearch.traffic.mix import LoadPart, Mix, read_mix
@@ -27,7 +27,7 @@ from archsearch.traffic.simulation import Simulated, poisson, simulate
 from archsearch.traffic.steady import Service
 from archsearch.traffic.times import held_by
 from archsearch.traffic.traces import Lengths, Request, Trace, read_trace
-from archsearch.workload import MEMORY_FRACTION, LoadRequest
+from archsearch.workload import LoadRequest
 
 SIMULATED: Final = 800
 """Requests of a simulation where arrivals are made up, and the most that are taken of a trace."""
@@ -57,13 +57,11 @@ def drafts_under_load(request: TrafficRequest) -> Traffic:
     serve.
     """
     mix, trace = _mix(request)
-    asked = request.estimate.asked
-    if request.load.workload is None or asked.memory_fraction != MEMORY_FRACTION:
-        mix = replace(mix, memory_fraction=asked.memory_fraction)
-    asked = replace(request_of(mix, asked), batch_size=1, context_len=mix.longest)
+    mix, asked = of_mix(mix, request.load, request.estimate.asked)
+    asked = replace(asked, batch_size=1, context_len=mix.longest)
     priced, answer = price_drafts(replace(request.estimate, asked=asked))
     for item in priced:
-        check_flight(mix, engine_facts(item.source.engine), item.source.device)
+        check_batch(engine_facts(item.source.engine), item.source.device, mix.in_flight)
     found = [_served(item, mix, trace, request.simulated) for item in priced]
     better = 1.0 if mix.objective == "tpot" else -1.0
     found.sort(key=lambda entry: (bool(entry.broken_limits), better * entry.objective))
@@ -113,7 +111,7 @@ def _mix(request: TrafficRequest) -> tuple[Mix, Trace | None]:
                 for rate in request.rates
             )
         )
-    return with_asked(mix, request.load), trace
+    return mix, trace
 
 
 def _served(item: Priced, mix: Mix, trace: Trace | None, simulated: int) -> UnderLoad:
@@ -134,9 +132,9 @@ def _served(item: Priced, mix: Mix, trace: Trace | None, simulated: int) -> Unde
     tokens = training_tokens(scorer.context, drafter.parameters())
     broken = broken_limits(parts, mix, drafter, scorer.workload, tokens)
     return UnderLoad(
-        draft=item.name,
+        draft=item.entry.draft,
         by=served_by(item.source),
-        notes=tuple(item.notes),
+        notes=item.entry.notes,
         objective=objective_of(parts, mix.objective, ranks),
         plain_objective=objective_of(parts, mix.objective, ranks, plain=True),
         speedup=objective_of(parts, "speedup", ranks),

@@ -24,6 +24,7 @@ from archsearch.needs import Needs, TrainingBudget
 from archsearch.report.phrases import AskedBudget
 from archsearch.runs.tables import BudgetDrafter, BudgetRow, Budgets
 from archsearch.search.objective import Score, Scorer
+from archsearch.search.ranking import best_of_each
 from archsearch.workload import Workload
 
 WRITING_BATCH: Final = 512  # sequences in flight (Apertus' runs, training_costs of DSpark)
@@ -186,21 +187,18 @@ def _kind(score: Score) -> str:
 
 
 def _best_by_family(scores: Iterable[Score]) -> list[Score]:
-    found: dict[str, Score] = {}
-    for score in scores:
-        if score.family not in found or score.ranked_by > found[score.family].ranked_by:
-            found[score.family] = score
-    return list(found.values())
+    return best_of_each(sorted(scores, key=lambda score: -score.ranked_by))
 
 
 def _candidates(scored: Sequence[Score]) -> list[Score]:
     """Of each family the best of each width and depth, at most CANDIDATES."""
-    first: dict[tuple[str, int, int], Score] = {}
-    for score in scored:
+
+    def size(score: Score) -> tuple[str, int, int]:
         shape = score.architecture
-        first.setdefault((score.family, shape.hidden_size, shape.num_hidden_layers), score)
+        return score.family, shape.hidden_size, shape.num_hidden_layers
+
     taken: dict[str, list[Score]] = {}
-    for score in first.values():
+    for score in best_of_each(scored, size):
         taken.setdefault(score.family, []).append(score)
     return [score for scores in taken.values() for score in scores[:CANDIDATES]]
 

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from archsearch.acceptance.estimator import Acceptance, GivenAcceptance
@@ -44,6 +44,13 @@ def lookup_in(engine: str, name: str) -> Ngram | Suffix:
     if name == "ngram" and newest is not None:
         return NewestNgram(newest, newest)
     return Ngram(shortest) if name == "ngram" and shortest is not None else LOOKUPS[name]
+
+
+def drafter_of(lookup: Ngram | Suffix, target: Architecture) -> Drafter:
+    """What is priced of a lookup."""
+    if isinstance(lookup, Suffix):
+        return SuffixDrafter(target)
+    return NGram(target, lookup.shortest, lookup.longest)
 
 
 def replayed(
@@ -120,7 +127,7 @@ def with_replays(session: SearchSession) -> tuple[SearchSession, str]:
     tokens = sum(len(text.answer) for text in texts)
     amount = f"{tokens / 1000:.0f}k tokens" if tokens >= 2000 else f"{tokens} tokens"
     words = f"{' and '.join(known)} replayed on {amount} of your text"
-    return session.with_scorer(session.scorer.with_families(known)), words
+    return replace(session, scorer=session.scorer.with_families(known)), words
 
 
 GAMMAS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
@@ -228,9 +235,8 @@ def gains_data(gains: Mapping[int, Estimate]) -> dict[str, object]:
 
 def lookup_gain(drafter: Untrained, scorer: Scorer) -> Gain:
     """What prices the rounds of a lookup."""
-    target = scorer.target
-    ngram = drafter.family == "ngram"
-    shape: Drafter = NGram(target, *drafter.numbers) if ngram else SuffixDrafter(target)
+    assert drafter.lookup is not None
+    shape = drafter_of(drafter.lookup, scorer.target)
 
     def gain(gamma: int, found: LookupReplay) -> Estimate:
         alpha = Estimate(found.alpha, 0.0, "measured")

@@ -252,7 +252,8 @@ def _session(notice: Announced, storage: str, folder: Path, profile: Path | None
     session = SearchSession.start(replace(request, asked=replace(request.asked, profile=named)))
     if notice.coverage is None:
         return session
-    return session.with_scorer(session.scorer.with_coverage(VocabularyCoverage(notice.coverage)))
+    covered = VocabularyCoverage(notice.coverage)
+    return replace(session, scorer=session.scorer.with_coverage(covered))
 
 
 @contextmanager

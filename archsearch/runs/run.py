@@ -209,6 +209,15 @@ class Run:
         for a broken file."""
         return load(self.best_dir(rank) / CONFIRMED_FILE, "confirmation", Confirmed)
 
+    def decided(self, rank: int) -> float | None:
+        """The confirmed speed-up of a rank; None where it was not confirmed, that decides nothing,
+        or its file is broken."""
+        try:
+            found = self.confirmed(rank)
+        except WRONG_SHAPE:
+            return None
+        return None if found is None or found.undecided else found.speedup.value
+
     def trials(self) -> DataFrame:
         """trials.csv as a table, a row a trial, its columns as in docs/files.md; empty before the
         first write.

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from optuna.study import Study
-    from optuna.trial import FrozenTrial, TrialState
+    from optuna.trial import FrozenTrial
 
 BEAT_S: Final = 2.0
 GRACE_S: Final = 20.0
@@ -44,6 +44,8 @@ class Claims:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:4]}"
         self.done = 0
         self._storage = optuna.storages.get_storage(study._storage)
+        self._states = optuna.trial.TrialState
+        self._over = optuna.exceptions.UpdateFinishedTrialError
         self._seen: dict[int, tuple[int, float]] = {}
         self._random = random.Random(self.name)
 
@@ -77,22 +79,16 @@ class Claims:
     ) -> bool:
         """Do one of the tasks that wait, of those that `can` be done here; False where there is
         none."""
-        from optuna.exceptions import UpdateFinishedTrialError
-        from optuna.trial import TrialState
-
         waiting = [trial for trial in self._trials("WAITING") if can(trial.user_attrs)]
         self._random.shuffle(waiting)  # others that look at the same list seldom take the same
         for trial in waiting:
-            with suppress(UpdateFinishedTrialError):  # done by another, or taken back
-                if self._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING):
+            with suppress(self._over):  # done by another, or taken back
+                if self._storage.set_trial_state_values(trial._trial_id, self._states.RUNNING):
                     self._do(trial, do)
                     return True
         return False
 
     def _do(self, trial: FrozenTrial, do: Callable[[Details], float]) -> None:
-        from optuna.exceptions import UpdateFinishedTrialError
-        from optuna.trial import TrialState
-
         try:
             with self._alive(trial._trial_id):
                 value = float(do(trial.user_attrs))
@@ -100,8 +96,8 @@ class Claims:
             with suppress(Exception):  # the work's own error is the one that is raised
                 self._close(trial, f"{type(error).__name__} in {self.name}")
             raise
-        with suppress(UpdateFinishedTrialError):  # taken for dead: it is somebody else's now
-            self._storage.set_trial_state_values(trial._trial_id, TrialState.COMPLETE, [value])
+        with suppress(self._over):  # taken for dead: it is somebody else's now
+            self._storage.set_trial_state_values(trial._trial_id, self._states.COMPLETE, [value])
             self.done += 1
 
     @contextmanager
@@ -128,26 +124,21 @@ class Claims:
         return [trial for trial in self._trials("RUNNING") if trial.user_attrs.get(KEY) == key]
 
     def _trials(self, *states: str) -> list[FrozenTrial]:
-        from optuna.trial import TrialState
-
-        wanted: tuple[TrialState, ...] = tuple(TrialState[name] for name in states)
+        wanted = tuple(self._states[name] for name in states)
         return self.study.get_trials(deepcopy=False, states=wanted)
 
     def _add(self, state: str, key: str, details: Details) -> int:
-        from optuna.trial import TrialState, create_trial
+        from optuna.trial import create_trial
 
         attrs = {**details, KEY: key, ALIVE: 0}
-        trial = create_trial(state=TrialState[state], user_attrs=attrs)
+        trial = create_trial(state=self._states[state], user_attrs=attrs)
         return self._storage.create_new_trial(self.study._study_id, trial)
 
     def _close(self, trial: FrozenTrial | int, why: str) -> None:
-        from optuna.exceptions import UpdateFinishedTrialError
-        from optuna.trial import TrialState
-
         number = trial if isinstance(trial, int) else trial._trial_id
-        with suppress(UpdateFinishedTrialError):
+        with suppress(self._over):
             self._storage.set_trial_user_attr(number, CLOSED, why)
-            self._storage.set_trial_state_values(number, TrialState.FAIL)
+            self._storage.set_trial_state_values(number, self._states.FAIL)
 
     def _close_dead(self, running: list[FrozenTrial]) -> None:
         """Close what runs and whose counter has stood still for too long."""
@@ -164,8 +155,6 @@ class Claims:
     def _alive(self, trial_id: int) -> Iterator[None]:
         """Raises a trial's counter until the block ends; a storage that fails is noticed by the
         work's own writing."""
-        from optuna.exceptions import UpdateFinishedTrialError
-
         stop = threading.Event()
 
         def beat() -> None:
@@ -174,7 +163,7 @@ class Claims:
                 count += 1
                 try:
                     self._storage.set_trial_user_attr(trial_id, ALIVE, count)
-                except UpdateFinishedTrialError:  # this process was taken for dead
+                except self._over:  # this process was taken for dead
                     return
                 except Exception:  # one that does not answer now may at the next beat
                     continue

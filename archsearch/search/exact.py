@@ -32,12 +32,10 @@ BODY: Final = ("hidden_size", "ffn_ratio", "num_key_value_heads", "kv_group_size
 
 @dataclass(frozen=True)
 class SpaceGrid:
-    """The valid shapes of a space as a grid. `points`: combinations of choices, valid or not;
-    `choices`: the indices (into the space's dimensions) of each body [bodies, 5], depth, window and
-    head (rows, tied)."""
+    """The valid shapes of a space as a grid, with the indices (into the space's dimensions) of each
+    body [bodies, 5], window and head (rows, tied)."""
 
     grid: ShapeGrid
-    points: int
     bodies: NDArray[np.int64]
     windows: tuple[int, ...]
     heads: tuple[tuple[int, int], ...]
@@ -93,7 +91,7 @@ def grid_of(space: SearchSpace, target: Architecture) -> SpaceGrid | None:
         list(heads),
     )
     of_bodies, of_windows = np.array(list(bodies.values())), tuple(windows.values())
-    return SpaceGrid(grid, space.size(target), of_bodies, of_windows, tuple(heads.values()))
+    return SpaceGrid(grid, of_bodies, of_windows, tuple(heads.values()))
 
 
 EXACT_POINTS: Final = 5_000_000
@@ -107,17 +105,18 @@ EVERY: Final = 3  # of so many trials one is the best of its width and depth
 Found = tuple[float, Place, int]
 """Worth of a shape (its speed-up, or the gain of a mix's objective), its place and its gamma."""
 
+Report = Callable[[int, int, float], None]
+"""Called with how many are scored, of how many, and the best worth so far, 0 before any."""
+
 
 @dataclass
 class Ranking:
     """The best of a grid, best first: of all shapes (`best`, at most `most`) and of each width and
-    depth (`corners`). `scored`: how many shapes there are, `feasible`: of them within the limits;
-    `size`: in all."""
+    depth (`corners`). `scored`: how many shapes were so far."""
 
     grid: SpaceGrid
     most: int
     scored: int = 0
-    feasible: int = 0
     best: list[Found] = field(default_factory=list)
     corners: dict[tuple[int, int], Found] = field(default_factory=dict)
 
@@ -130,7 +129,6 @@ class Ranking:
         """The scores of some more bodies."""
         gains = np.where(scores.feasible, scores.ranked_by, -np.inf)
         self.scored += gains.size
-        self.feasible += int(scores.feasible.sum())
         flat = gains.ravel()
         count = min(self.most, flat.size)
         top = np.argpartition(-flat, count - 1)[:count]
@@ -207,10 +205,9 @@ def rank_all(
     scorer: Scorer,
     grid: SpaceGrid,
     most: int,
-    progress: Callable[[int, int, float], None] | None = None,
+    progress: Report | None = None,
 ) -> Ranking:
-    """Score every shape of the grid; the best `most` are kept. `progress` is called with (scored,
-    all, best speed-up)."""
+    """Score every shape of the grid; the best `most` are kept."""
     ranking = Ranking(grid, 4 * most + 64)  # some differ by windows that change nothing
     for scores in scorer.over_grid(grid.grid):
         ranking.add(scores)
@@ -229,16 +226,8 @@ class Alone:
     invalid: list[tuple[Indices, Draft, str]]
 
 
-def can_rank_alone(space: SearchSpace, target: Architecture) -> bool:
-    """Whether the shapes of a space are few enough to be scored one by one."""
-    return space.size(target) <= ALONE_POINTS
-
-
-def rank_alone(
-    space: SearchSpace, scorer: Scorer, progress: Callable[[int, int, float], None] | None = None
-) -> Alone:
-    """Score every shape of a space by itself. `progress` is called with (combinations, all, best
-    worth) every 256."""
+def rank_alone(space: SearchSpace, scorer: Scorer, progress: Report | None = None) -> Alone:
+    """Score every shape of a space by itself; `progress` is called every 256."""
     found, target = Alone(0, [], []), scorer.target
     size = space.size(target)
 

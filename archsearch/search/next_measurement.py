@@ -30,6 +30,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Drafter
 from archsearch.estimate import Array, Estimate
 from archsearch.search.objective import Score, Scorer
+from archsearch.search.ranking import best_of_each
 from archsearch.search.rungs import draws_of
 
 MOST: Final = 24  # of the best candidates that are looked at
@@ -84,7 +85,7 @@ class Belief:
     ) -> None:
         """`context_of`: where acceptance was asked for of a score, as of drafters that exist; None:
         the scorer's for all."""
-        self.scores = distinct(scores)[:MOST]
+        self.scores = best_of_each(scores, _but_heads)[:MOST]
         self.scorer = scorer
         self.mean = np.log([score.speedup.value for score in self.scores])
         known = scorer.acceptance
@@ -231,24 +232,12 @@ def _parts(scorer: Scorer, score: Score) -> _Parts:
     return _Parts(slope, by_drift, share, score.decode_s.relative_std, verify, draft, added)
 
 
-def distinct(scores: Sequence[Score]) -> list[Score]:
-    """Without those that differ from a better one by heads alone: what no term explains of twins is
-    alike, and counting them as several draws would promise a gain that nobody can have."""
-    seen: set[tuple[str | int, ...]] = set()
-    kept = []
-    for score in scores:
-        arch = score.architecture
-        key = (
-            score.family,
-            arch.num_hidden_layers,
-            arch.hidden_size,
-            arch.intermediate_size,
-            arch.head_rows,
-        )
-        if key not in seen:
-            kept.append(score)
-        seen.add(key)
-    return kept
+def _but_heads(score: Score) -> object:
+    """What scores share that differ by heads alone: what no term explains of twins is alike, and
+    counting them as several draws would promise a gain that nobody can have."""
+    arch = score.architecture
+    sizes = arch.hidden_size, arch.intermediate_size, arch.head_rows
+    return score.family, arch.num_hidden_layers, sizes
 
 
 def logit_covariance(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +14,17 @@ from archsearch.acceptance.families import context_for
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.needs import Needs
 from archsearch.search.objective import Score, Scorer, difference_std, grouped, speedup_gap_std
+
+
+def best_of_each(
+    ranked: Iterable[Score], what: Callable[[Score], object] = lambda score: score.family
+) -> list[Score]:
+    """The first score of each family (or of whatever `what` says), in the order of the ranking."""
+    first: dict[object, Score] = {}
+    for score in ranked:
+        first.setdefault(what(score), score)
+    return list(first.values())
+
 
 Contexts = Callable[[Score], AcceptanceContext]
 

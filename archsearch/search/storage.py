@@ -178,9 +178,7 @@ def _grpc(text: str) -> BaseStorage:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Optuna calls it experimental
             proxy = GrpcStorageProxy(host=host, port=int(port or GRPC_PORT))
-        wait = getattr(proxy, "wait_server_ready", None)
-        if wait is not None:
-            wait(timeout=GRPC_TIMEOUT_S)
+        proxy.wait_server_ready(timeout=GRPC_TIMEOUT_S)
     return proxy
 
 
@@ -269,7 +267,6 @@ def open_study(
     """
     import optuna
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     name = study_name(prefix, identity)
     study = optuna.create_study(
         storage=storage, study_name=name, directions=list(directions), load_if_exists=True

@@ -12,7 +12,7 @@ kill lose the shape in flight only. A storage changes no answer of a space that 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -22,10 +22,11 @@ from archsearch.drafters.drafter import Draft
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.needs import Needs
-from archsearch.search.exact import can_rank_alone, exact_grid, order, rank_all, rank_alone
+from archsearch.search.exact import ALONE_POINTS, Report, exact_grid, order, rank_all, rank_alone
 from archsearch.search.mixed import MixScore
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.pareto import GOALS
+from archsearch.search.ranking import best_of_each
 from archsearch.search.samplers import AUTO, Record, Regret, Sampler, make_sampler, regret_of
 from archsearch.search.space import Indices, SearchSpace
 from archsearch.search.storage import (
@@ -42,15 +43,6 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 STUDY: Final = "archsearch"  # studies of searches, each with the digest of what it is about
-
-
-@dataclass(frozen=True, slots=True)
-class SearchProgress:
-    """Passed to the progress callback after every shape."""
-
-    done: int
-    total: int
-    best: Score | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +98,11 @@ class SearchResult:
         return sum(row["state"] == "PRUNED" for row in self.trials)
 
 
-def _distinct(ranked: Sequence[Score]) -> list[Score]:
-    """Without shapes that differ from a better-ranked one by windows alone that change no number
-    (longer than the context)."""
-    seen: set[tuple[object, ...]] = set()
-    kept = []
-    for score in ranked:
-        key = (
-            score.drafter,
-            score.architecture.replace(window_pattern="L", sliding_window=None),
-            score.worth,
-        )
-        if key not in seen:
-            kept.append(score)
-        seen.add(key)
-    return kept
+def _but_windows(score: Score) -> object:
+    """What shapes share that differ by windows alone that change no number (longer than the
+    context)."""
+    shape = score.architecture.replace(window_pattern="L", sliding_window=None)
+    return score.drafter, shape, score.worth
 
 
 def search(
@@ -130,7 +112,7 @@ def search(
     trials: int = 300,
     seed: int = 0,
     storage: str | Path | BaseStorage | None = None,
-    progress: Callable[[SearchProgress], None] | None = None,
+    progress: Report | None = None,
     how: How | None = None,
 ) -> SearchResult:
     """Search `space` for the fastest draft of the scorer's target; `trials` distinct shapes are
@@ -151,20 +133,20 @@ def search(
     how = how or How()
     whole = how.sampler == AUTO
     grid = exact_grid(space, scorer) if whole else None
-    whole = grid is not None or (whole and can_rank_alone(space, scorer.target))
+    whole = grid is not None or (whole and space.size(scorer.target) <= ALONE_POINTS)
     goals = () if whole else how.goals
     about = dict(how.about) | ({"goals": list(goals)} if goals else {})
     study = _study(space, scorer, storage, about, goals)
     record = Record(space, scorer, study, goals)
     found: Iterator[FrozenTrial]
     if grid is not None:
-        ranking = rank_all(scorer, grid, trials, _all_progress(progress))
+        ranking = rank_all(scorer, grid, trials, progress)
         scored = ranking.size
         found = (
             record.add(grid.indices(at), grid.grid.at(at), gamma) for at, gamma in ranking.places()
         )
     elif whole:
-        alone = rank_alone(space, scorer, _all_progress(progress))
+        alone = rank_alone(space, scorer, progress)
         scored = alone.shapes
         both: list[tuple[Indices, Draft, Score | str]] = [*alone.ranked, *alone.invalid]
         found = (record.add(*each) for each in both)
@@ -188,7 +170,7 @@ def search(
             if best is None or order(score) < order(best):
                 best, best_at = score, record.indices(trial)
         if progress is not None:
-            progress(SearchProgress(done, trials, best))
+            progress(done, trials, best.worth if best is not None else 0.0)
         if whole and done >= trials:
             break
     exhausted = whole or done < trials
@@ -198,7 +180,7 @@ def search(
             f"none of {scored} shapes of space {space.name} keeps within {scorer.limit_words()};"
             " raise the limit or add smaller shapes"
         )
-    ranked = _distinct(sorted(feasible, key=order))
+    ranked = best_of_each(sorted(feasible, key=order), _but_windows)
     regret = None
     if how.regret and not exhausted:
         regret = regret_of(space, scorer, best, best_at, how.proposes)
@@ -252,15 +234,6 @@ def _asked(record: Record, how: How, seed: int, trials: int) -> Iterator[FrozenT
         yield trial
         if how.shared:
             yield from record.read()
-
-
-def _all_progress(
-    progress: Callable[[SearchProgress], None] | None,
-) -> Callable[[int, int, float], None] | None:
-    """Progress of scoring everything, for a callback of trials."""
-    if progress is None:
-        return None
-    return lambda scored, total, _: progress(SearchProgress(scored, total, None))
 
 
 def merged(results: Sequence[SearchResult]) -> SearchResult:

@@ -10,20 +10,20 @@ those it holds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Literal, get_args
 
 import numpy as np
 
 from archsearch import speedup as speculation
-from archsearch.acceptance.estimator import GivenAcceptance
-from archsearch.acceptance.families import acceptance_of
+from archsearch.acceptance.estimator import Acceptance, GivenAcceptance
+from archsearch.acceptance.families import FamilyAcceptance, acceptance_of
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.registry import as_drafter
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate, weakest_source
-from archsearch.search.objective import Score, Scorer
+from archsearch.search.objective import Scorer
 from archsearch.workload import Workload
 
 Axis = Literal["batch", "context", "gamma", "alpha"]
@@ -48,22 +48,6 @@ Held = Callable[[Workload, Drafter | None], int | None]
 nobody says."""
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """Acceptance that stays what it is along a sweep: alpha, tau by gamma, and how alpha drifts
-    along a block."""
-
-    alpha: Estimate
-    taus: Mapping[int, Estimate]
-    drift: Estimate
-
-    def given(self, alpha: float) -> Known:
-        """The same with another alpha, which counts as known."""
-        sure, drift = Estimate(alpha, 0.0, "given"), replace(self.drift, std=0.0)
-        taus = {gamma: speculation.tau_estimate(sure, gamma, drift) for gamma in self.taus}
-        return Known(sure, taus, drift)
-
-
 def at(scorer: Scorer, drafter: Drafter, axis: Axis, x: float) -> Scorer:
     """The scorer at one place of an axis."""
     if axis == "batch":
@@ -72,18 +56,15 @@ def at(scorer: Scorer, drafter: Drafter, axis: Axis, x: float) -> Scorer:
         return scorer.at_context(int(x))
     if axis == "gamma":
         return scorer.with_gammas((int(x),))
-    given = acceptance_of(drafter, GivenAcceptance(x), scorer.context)
-    own = replace(given, share=scorer.predicted_acceptance(drafter).share)
-    return scorer.with_families({drafter.family: own})
-
-
-def score_at(scorer: Scorer, draft: Draft, axis: Axis, x: float, known: Known) -> Score:
-    """The score at one place of an axis of a draft whose acceptance is known."""
-    if axis == "alpha":
-        known = known.given(x)
+    known = scorer.predicted_acceptance(drafter)
+    if known.taus is not None:  # as counted; alpha is another one, as sure as it is given
+        sure, drift = Estimate(x, 0.0, "given"), replace(known.acceptance.drift, std=0.0)
+        taus = {gamma: speculation.tau_estimate(sure, gamma, drift) for gamma in known.taus}
+        own = FamilyAcceptance(Acceptance(sure, drift), taus=taus)
     else:
-        scorer = at(scorer, as_drafter(draft), axis, x)
-    return scorer.measured(draft, known.alpha, known.taus)
+        given = acceptance_of(drafter, GivenAcceptance(x), scorer.context)
+        own = replace(given, share=known.share)
+    return scorer.with_families({drafter.family: own})
 
 
 def speedup_when_off(scorer: Scorer, draft: Draft) -> Estimate:

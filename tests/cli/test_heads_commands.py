@@ -231,7 +231,7 @@ def test_a_search_replays_lookup_on_the_text_of_its_run(with_heads: Path) -> Non
     setting = dataclasses.replace(session.setting, families=families)
     session = dataclasses.replace(session, setting=setting)
     assert with_replays(session)[1] == "", "alpha was given, which holds for every family"
-    session = session.with_scorer(session.scorer.with_acceptance(PriorAcceptance()))
+    session = dataclasses.replace(session, scorer=session.scorer.with_acceptance(PriorAcceptance()))
     believed = session.scorer(NGram.usual(session.scorer.target))
     session, words = with_replays(session)
     assert words.startswith("ngram replayed on ") and words.endswith(" of your text")

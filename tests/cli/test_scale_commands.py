@@ -8,6 +8,7 @@ import re
 import shlex
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,7 @@ def test_a_worker_joins_and_its_scores_are_the_searchs(tmp_path: Path) -> None:
         storage, "a"
     ).studies  # by shape alone; with text the same run asks on, and is no other search
     covered = VocabularyCoverage(((8192, 0.9), (128256, 1.0)))
-    session = session.with_scorer(session.scorer.with_coverage(covered))
+    session = replace(session, scorer=session.scorer.with_coverage(covered))
     assert announce(session, storage) == "a" and announced(storage, "a").studies != before
 
 
@@ -103,7 +104,7 @@ def test_a_worker_trains_along_in_the_runs_folder(world: Path) -> None:
     session = SearchSession.start(known)
     trainer = session.trainer()
     trainer.texts.write_training_once(2.0)
-    session = session.with_scorer(session.scorer.with_coverage(trainer.texts.coverage()))
+    session = replace(session, scorer=session.scorer.with_coverage(trainer.texts.coverage()))
     storage = str(session.run.storage_file.resolve())
     name = announce(session, storage)
     ranked = score_spaces(session).best

@@ -120,19 +120,26 @@ def test_what_was_stopped_goes_on_from_what_is_there(make_scorer, small_space, t
     class Stop(Exception):
         pass
 
-    def stop(progress):
-        if progress.done == 25:
+    def stop(done, total, best):
+        if done == 25:
             raise Stop
 
     path = tmp_path / "journal.log"
     with pytest.raises(Stop):
         asked(small_space, make_scorer(), trials=60, seed=5, storage=path, progress=stop)
     calls, counting = [], Counting(make_scorer())
-    continued = asked(small_space, counting, trials=60, seed=5, storage=path, progress=calls.append)
+    continued = asked(
+        small_space,
+        counting,
+        trials=60,
+        seed=5,
+        storage=path,
+        progress=lambda *seen: calls.append(seen),
+    )
     first = asked(small_space, make_scorer(), trials=25, seed=5)
     assert continued.trials[:25] == first.trials and continued.finished == 60
     assert len(counting.seen) == 35 + 2  # and the witness
-    assert (calls[0].done, calls[-1].done, calls[-1].total) == (1, 60, 60)
+    assert (calls[0][0], *calls[-1]) == (1, 60, 60, continued.best[0].worth)
     again = asked(small_space, make_scorer(), trials=60, seed=5, storage=path)
     assert again.trials == continued.trials and _shapes(again) == _shapes(continued)
 
