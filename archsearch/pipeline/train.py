@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Final
@@ -18,12 +18,14 @@ from archsearch.drafts.trainer import DraftTrainer
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.files import read_json, write_json
-from archsearch.models.files import has_weights
+from archsearch.models.files import HEAD_FAMILIES, has_weights
+from archsearch.models.targets import resolve_drafter
 from archsearch.needs import Needs
-from archsearch.pipeline.acceptance import AcceptanceRequest, find_draft, record
+from archsearch.pipeline.acceptance import AcceptanceRequest, find_draft, record, written_text
 from archsearch.pipeline.candidates import copy_draft, set_gamma, write_report
+from archsearch.pipeline.confirm import check_tokenizer
 from archsearch.pipeline.families import INDEPENDENT, check_independent
-from archsearch.pipeline.heads import compare_families
+from archsearch.pipeline.heads import HEAD_GAMMA, compare_families
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.records import WRONG_SHAPE, as_data, save
 from archsearch.report.terminal.run import HeadAnswer, Trained
@@ -38,6 +40,7 @@ from archsearch.runs.tables import FAMILIES_FILE, TEXT_VERDICT_FILE, TextStand, 
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import logit, logit_std, moved, tau_estimate
 from archsearch.text.prompt_set import answer_faults, prompt_faults
+from archsearch.text.prompts import read_prompts
 from archsearch.training.curves import AlphaPoint, promise
 
 
@@ -52,14 +55,21 @@ class Taken:
     curve: Path | None = None
 
 
+NO_WEIGHTS: Final = "no weights in {}; name the folder that holds them"
+
+
 def train_rank(path: Path, rank: int, budget_s: float, taken: Taken | None = None) -> Trained:
     """Distil one candidate for `budget_s` seconds more, measure it and score it again. Continues
     its checkpoint. `taken`: measure and keep what was trained elsewhere instead."""
     session = SearchSession.reopen(path)
     score = session.run.score(rank)
-    check_independent(score, "training", path)
+    heads = taken is not None and score.family in HEAD_FAMILIES
+    if not heads:
+        check_independent(score, "training", path)
     check_weights(session.target)
     trainer = session.trainer()
+    if taken is not None and heads:
+        return _take_head(session, trainer, score.with_rank(rank), taken)
     text, expected = None, None
     if taken is not None:
         draft, expected = _take(session, trainer, score, taken)
@@ -106,7 +116,7 @@ def _take(
     from archsearch.models.drafts import load_draft, save_draft
 
     if not has_weights(taken.weights):
-        raise MissingDataError(f"no weights in {taken.weights}; name the folder that holds them")
+        raise MissingDataError(NO_WEIGHTS.format(taken.weights))
     found, like = find_draft(str(taken.weights)), score.architecture
     arch = found.architecture
     if any(getattr(arch, name) != getattr(like, name) for name in ("num_hidden_layers", *BODY)):
@@ -114,17 +124,9 @@ def _take(
             f"{taken.weights} holds {arch.label()}, not {like.label()}; `archsearch acceptance"
             f" --draft {taken.weights}` measures any draft"
         )
-    looks = read_looks(taken.curve) if taken.curve is not None else []
-    request, folder = session.request, trainer.draft_folder(arch)
-    asked = AcceptanceRequest(
-        request.target,
-        found.name,
-        prompts=taken.prompts,
-        answer_tokens=request.answer_tokens,
-        dtype="float32" if session.source.device.kind == "cpu" else "bfloat16",
-    )
+    looks, folder = read_looks(taken.curve), trainer.draft_folder(arch)
     draft = load_draft(taken.weights)  # what cannot be loaded ends before the target writes
-    trace = record(asked, session.target, found)[0]
+    trace = record(_asked(session, taken), session.target, found)[0]
     save_draft(draft, folder, tokenizer=trainer.tokenizer)
     trace.save(folder / TRACE_FILE)
     write_json(
@@ -138,15 +140,89 @@ def _take(
             "looks": [as_data(look) for look in looks],
         },
     )
-    expected = None
-    if looks:
-        seen = replace(session.scorer.context, trained_tokens=float(looks[-1].tokens))
-        expected = session.scorer.predicted_acceptance(score.proposer, seen).acceptance.alpha
-    return trained_draft(arch, folder, trace), expected
+    return trained_draft(arch, folder, trace), _expected(session, score, looks)
 
 
-def read_looks(path: Path) -> list[TrainingLook]:
-    """A learning curve of another trainer, by tokens. Raises ArchsearchError where it is none."""
+def _take_head(
+    session: SearchSession, trainer: DraftTrainer, score: Score, taken: Taken
+) -> Trained:
+    """The same of an EAGLE-3 or P-EAGLE head: it becomes the run's head of its family."""
+    from archsearch.training.heads.folder import read_eagle3
+
+    if not has_weights(taken.weights):
+        raise MissingDataError(NO_WEIGHTS.format(taken.weights))
+    run, rank, like = session.run, score.rank, score.proposer
+    assert rank is not None
+    drafter = resolve_drafter(str(taken.weights), session.target).drafter
+    family = next((name for name in HEAD_FAMILIES if name == drafter.family != "medusa"), None)
+    shapes = [
+        (each.family, each.architecture.label(), each.states_read) for each in (drafter, like)
+    ]
+    if family is None or shapes[0] != shapes[1]:
+        raise ArchsearchError(
+            f"{taken.weights} holds {drafter.title} {drafter.label()}, rank {rank} is {like.title}"
+            f" {like.label()}: only EAGLE-3 and P-EAGLE heads of the rank's shape come back"
+        )
+    before = find_head(run.path, family)
+    if before is not None and not before.record.taken_from:
+        raise ArchsearchError(
+            f"{before.folder} holds a head that was trained here; delete it, or take this one into"
+            " another run"
+        )
+    looks, tokenizer = read_looks(taken.curve), trainer.tokenizer
+    check_tokenizer(tokenizer, taken.weights)
+    embedding = trainer.source_of_weights().get_input_embeddings().weight.detach()
+    made = read_eagle3(taken.weights, embedding)
+    shape = drafter.architecture
+    gamma = max(score.gamma, HEAD_GAMMA)
+    plan = HeadPlan(family, gamma, shape.head_rows, shape.num_hidden_layers, made.aux_layers)
+    asked = _asked(session, taken)
+    texts = written_text(asked, session.target, tokenizer, read_prompts(taken.prompts))[0]
+    said = {"taken_from": str(taken.weights), "prompts": str(taken.prompts)}
+    tokens = looks[-1].tokens if looks else 0
+    head = HeadTrainer(trainer).take(made, plan, texts, tokens=tokens, **said)
+    taus = {gamma: each.estimate() for gamma, each in head.replays.items()}
+    renewed = session.scorer.measured(like, head.alpha, taus).with_rank(rank)
+    renewed = replace(renewed, needs=Needs("exists", str(head.folder)))
+    run.write_best(renewed, None, vllm_config(family, str(head.folder), renewed.gamma))
+    if (run.path / FAMILIES_FILE).is_file():
+        compare_families(run.path)
+    write_report(run, session)
+    record = {**said, "tokens": tokens}
+    training = TrainingRecord(
+        shape, tokens, 0.0, record, tuple(looks), taken_from=said["taken_from"]
+    )
+    return Trained(
+        run.path, rank, score, renewed, training, {}, None, _expected(session, score, looks)
+    )
+
+
+def _asked(session: SearchSession, taken: Taken) -> AcceptanceRequest:
+    """What the target is asked to write for the prompts of `taken`."""
+    return AcceptanceRequest(
+        session.request.target,
+        str(taken.weights),
+        prompts=taken.prompts,
+        answer_tokens=session.request.answer_tokens,
+        dtype="float32" if session.source.device.kind == "cpu" else "bfloat16",
+    )
+
+
+def _expected(
+    session: SearchSession, score: Score, looks: Sequence[TrainingLook]
+) -> Estimate | None:
+    """alpha that the law expects of a rank after the last of `looks`; None for none."""
+    if not looks:
+        return None
+    seen = replace(session.scorer.context, trained_tokens=float(looks[-1].tokens))
+    return session.scorer.predicted_acceptance(score.proposer, seen).acceptance.alpha
+
+
+def read_looks(path: Path | None) -> list[TrainingLook]:
+    """A learning curve of another trainer, by tokens; [] for no file. Raises ArchsearchError where
+    it is none."""
+    if path is None:
+        return []
     try:
         rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
         looks = [TrainingLook(int(row["tokens"]), 0.0, float(row["alpha"])) for row in rows]
@@ -194,6 +270,11 @@ def _spent(path: Path, plan: HeadPlan) -> float:
     another head than `plan`."""
     if (before := find_head(path, plan.family)) is None:
         return 0.0
+    if before.record.taken_from:
+        raise ArchsearchError(
+            f"{before.folder} holds a head that was trained elsewhere ({before.record.taken_from});"
+            " train it there, or delete it to begin anew"
+        )
     if before.plan != plan:
         raise ArchsearchError(
             f"{before.folder} holds another head (gamma {before.plan.gamma}, {before.plan.layers}"
