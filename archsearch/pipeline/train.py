@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from archsearch.architecture.grid import BODY_FIELDS as BODY
 from archsearch.drafters.forms import vllm_config
@@ -18,7 +18,7 @@ from archsearch.drafts.trainer import DraftTrainer
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.files import read_json, write_json
-from archsearch.models.files import HEAD_FAMILIES, has_weights
+from archsearch.models.files import HEAD_FAMILIES, has_weights, head_family_of
 from archsearch.models.targets import resolve_drafter
 from archsearch.needs import Needs
 from archsearch.pipeline.acceptance import AcceptanceRequest, find_draft, record, written_text
@@ -55,9 +55,6 @@ class Taken:
     curve: Path | None = None
 
 
-NO_WEIGHTS: Final = "no weights in {}; name the folder that holds them"
-
-
 def train_rank(path: Path, rank: int, budget_s: float, taken: Taken | None = None) -> Trained:
     """Distil one candidate for `budget_s` seconds more, measure it and score it again. Continues
     its checkpoint. `taken`: measure and keep what was trained elsewhere instead."""
@@ -68,11 +65,17 @@ def train_rank(path: Path, rank: int, budget_s: float, taken: Taken | None = Non
         check_independent(score, "training", path)
     check_weights(session.target)
     trainer = session.trainer()
-    if taken is not None and heads:
-        return _take_head(session, trainer, score.with_rank(rank), taken)
     text, expected = None, None
     if taken is not None:
-        draft, expected = _take(session, trainer, score, taken)
+        if not has_weights(taken.weights):
+            raise MissingDataError(f"no weights in {taken.weights}; name the folder that has them")
+        looks = read_looks(taken.curve)
+        if looks:
+            seen = replace(session.scorer.context, trained_tokens=float(looks[-1].tokens))
+            expected = session.scorer.predicted_acceptance(score.proposer, seen).acceptance.alpha
+        if heads:
+            return _take_head(session, trainer, score.with_rank(rank), taken, looks, expected)
+        draft = _take(session, trainer, score, taken, looks)
     else:
         _check_own(trainer.draft_folder(score.architecture), rank)
         budget_s = _left_after_text(trainer, budget_s)
@@ -105,18 +108,20 @@ def _check_own(folder: Path, rank: int) -> None:
 
 
 def _take(
-    session: SearchSession, trainer: DraftTrainer, score: Score, taken: Taken
-) -> tuple[TrainedDraft, Estimate | None]:
-    """(the draft of another trainer, measured on prompts that it held out and kept in float32
-    beside those trained here; alpha that the law expects after as many tokens).
+    session: SearchSession,
+    trainer: DraftTrainer,
+    score: Score,
+    taken: Taken,
+    looks: Sequence[TrainingLook],
+) -> TrainedDraft:
+    """The draft of another trainer, measured on prompts that it held out and kept in float32 beside
+    those trained here.
 
     It may compute more rows of logits than the rank; another shape otherwise raises
     ArchsearchError.
     """
     from archsearch.models.drafts import load_draft, save_draft
 
-    if not has_weights(taken.weights):
-        raise MissingDataError(NO_WEIGHTS.format(taken.weights))
     found, like = find_draft(str(taken.weights)), score.architecture
     arch = found.architecture
     if any(getattr(arch, name) != getattr(like, name) for name in ("num_hidden_layers", *BODY)):
@@ -124,7 +129,7 @@ def _take(
             f"{taken.weights} holds {arch.label()}, not {like.label()}; `archsearch acceptance"
             f" --draft {taken.weights}` measures any draft"
         )
-    looks, folder = read_looks(taken.curve), trainer.draft_folder(arch)
+    folder = trainer.draft_folder(arch)
     draft = load_draft(taken.weights)  # what cannot be loaded ends before the target writes
     trace = record(_asked(session, taken), session.target, found)[0]
     save_draft(draft, folder, tokenizer=trainer.tokenizer)
@@ -140,44 +145,45 @@ def _take(
             "looks": [as_data(look) for look in looks],
         },
     )
-    return trained_draft(arch, folder, trace), _expected(session, score, looks)
+    return trained_draft(arch, folder, trace)
 
 
 def _take_head(
-    session: SearchSession, trainer: DraftTrainer, score: Score, taken: Taken
+    session: SearchSession,
+    trainer: DraftTrainer,
+    score: Score,
+    taken: Taken,
+    looks: Sequence[TrainingLook],
+    expected: Estimate | None,
 ) -> Trained:
     """The same of an EAGLE-3 or P-EAGLE head: it becomes the run's head of its family."""
     from archsearch.training.heads.folder import read_eagle3
 
-    if not has_weights(taken.weights):
-        raise MissingDataError(NO_WEIGHTS.format(taken.weights))
     run, rank, like = session.run, score.rank, score.proposer
     assert rank is not None
     drafter = resolve_drafter(str(taken.weights), session.target).drafter
-    family = next((name for name in HEAD_FAMILIES if name == drafter.family != "medusa"), None)
-    shapes = [
-        (each.family, each.architecture.label(), each.states_read) for each in (drafter, like)
-    ]
-    if family is None or shapes[0] != shapes[1]:
+    shape, family = drafter.architecture, drafter.family
+    same = (shape.label(), drafter.states_read) == (like.architecture.label(), like.states_read)
+    if family not in ("eagle3", "peagle") or family != like.family or not same:
         raise ArchsearchError(
             f"{taken.weights} holds {drafter.title} {drafter.label()}, rank {rank} is {like.title}"
             f" {like.label()}: only EAGLE-3 and P-EAGLE heads of the rank's shape come back"
         )
-    before = find_head(run.path, family)
+    kind = head_family_of(family)
+    before = find_head(run.path, kind)
     if before is not None and not before.record.taken_from:
         raise ArchsearchError(
             f"{before.folder} holds a head that was trained here; delete it, or take this one into"
             " another run"
         )
-    looks, tokenizer = read_looks(taken.curve), trainer.tokenizer
+    tokenizer, source = trainer.tokenizer, trainer.source_of_weights()
+    body: Any = source.base_model
     check_tokenizer(tokenizer, taken.weights)
-    embedding = trainer.source_of_weights().get_input_embeddings().weight.detach()
-    made = read_eagle3(taken.weights, embedding)
-    shape = drafter.architecture
-    gamma = max(score.gamma, HEAD_GAMMA)
-    plan = HeadPlan(family, gamma, shape.head_rows, shape.num_hidden_layers, made.aux_layers)
-    asked = _asked(session, taken)
-    texts = written_text(asked, session.target, tokenizer, read_prompts(taken.prompts))[0]
+    made = read_eagle3(taken.weights, body.embed_tokens.weight.detach())
+    gamma, layers = max(score.gamma, HEAD_GAMMA), shape.num_hidden_layers
+    plan = HeadPlan(kind, gamma, shape.head_rows, layers, made.aux_layers)
+    prompts = read_prompts(taken.prompts)
+    texts = written_text(_asked(session, taken), session.target, tokenizer, prompts)[0]
     said = {"taken_from": str(taken.weights), "prompts": str(taken.prompts)}
     tokens = looks[-1].tokens if looks else 0
     head = HeadTrainer(trainer).take(made, plan, texts, tokens=tokens, **said)
@@ -188,13 +194,9 @@ def _take_head(
     if (run.path / FAMILIES_FILE).is_file():
         compare_families(run.path)
     write_report(run, session)
-    record = {**said, "tokens": tokens}
-    training = TrainingRecord(
-        shape, tokens, 0.0, record, tuple(looks), taken_from=said["taken_from"]
-    )
-    return Trained(
-        run.path, rank, score, renewed, training, {}, None, _expected(session, score, looks)
-    )
+    training = TrainingRecord(shape, tokens, 0.0, said | {"tokens": tokens}, tuple(looks))
+    training = replace(training, taken_from=said["taken_from"])
+    return Trained(run.path, rank, score, renewed, training, {}, None, expected)
 
 
 def _asked(session: SearchSession, taken: Taken) -> AcceptanceRequest:
@@ -206,16 +208,6 @@ def _asked(session: SearchSession, taken: Taken) -> AcceptanceRequest:
         answer_tokens=session.request.answer_tokens,
         dtype="float32" if session.source.device.kind == "cpu" else "bfloat16",
     )
-
-
-def _expected(
-    session: SearchSession, score: Score, looks: Sequence[TrainingLook]
-) -> Estimate | None:
-    """alpha that the law expects of a rank after the last of `looks`; None for none."""
-    if not looks:
-        return None
-    seen = replace(session.scorer.context, trained_tokens=float(looks[-1].tokens))
-    return session.scorer.predicted_acceptance(score.proposer, seen).acceptance.alpha
 
 
 def read_looks(path: Path | None) -> list[TrainingLook]:
