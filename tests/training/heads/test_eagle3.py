@@ -160,7 +160,7 @@ def test_a_head_begins_as_the_targets_last_layer(target) -> None:
 def test_the_folder_is_the_common_format_and_loads_to_the_same_logits(
     target, tmp_path: Path
 ) -> None:
-    from safetensors.torch import load_file
+    from safetensors.torch import load_file, save_file
 
     head = randomised(make_eagle3(target))
     save_eagle3(head, tmp_path, FACTS)
@@ -204,6 +204,9 @@ def test_the_folder_is_the_common_format_and_loads_to_the_same_logits(
     assert tensors["t2d"].dtype == torch.bool and tensors[
         "t2d"
     ].nonzero().flatten().tolist() == list(KEPT)
+    # SpecForge calls the one layer midlayer
+    named = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
+    save_file(named, tmp_path / "model.safetensors")
     again = read_eagle3(tmp_path, target.get_input_embeddings().weight)
     rows = Rows(
         torch.randn(1, 5, 3 * HIDDEN), torch.randint(0, VOCAB, (1, 5)), torch.tensor([[1, 2]])
