@@ -114,6 +114,8 @@ def _head(
     tensors = {name: value.detach().float() for name, value in head.saved().items()}
     if recipe["library"] == "specforge":  # its one layer is called midlayer
         tensors = {name.replace("layers.0.", "midlayer."): value for name, value in tensors.items()}
+    else:  # speculators leaves an embedding that its file does not hold at zeros
+        tensors["embed_tokens.weight"] = head.embedding.weight.detach().clone()
     return tensors
 
 
