@@ -110,7 +110,7 @@ def train(
         emit(result, train_text(result), as_json)
         return
     if weights or prompts or curve:
-        raise ArchsearchError("--weights is for independent drafts; leave it out for a head")
+        raise ArchsearchError("--weights goes with --rank, whose family it has; leave --family out")
     from archsearch.pipeline.heads import head_plan
     from archsearch.pipeline.train import train_family
     from archsearch.report.terminal.run import head_text
@@ -221,7 +221,7 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
         confirm_load,
         confirm_rank,
     )
-    from archsearch.pipeline.side_by_side import FamilyRequest, confirm_families
+    from archsearch.pipeline.side_by_side import FamilyRequest, confirm_families, is_head
     from archsearch.report.terminal.run import confirm_text, engines_text, families_text, load_text
     from archsearch.runs.lock import run_lock
 
@@ -236,6 +236,8 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
         choice = replace(choice, name=engines_that(lambda row: row.server)[0])
     session = SearchSession.reopen(run)
     families, gammas, prompts = options.pop("families"), options["gammas"], options["prompts"]
+    if not families and is_head(score := session.run.score(rank)):
+        families, gammas = (score.family,), gammas or (score.gamma,)
     loaded = options["synthetic"] or options["concurrencies"] or options["schedule"]
     if families and loaded:
         raise ArchsearchError(

@@ -28,9 +28,11 @@ from archsearch.records import load, save
 from archsearch.training.pace import Slowdown
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from archsearch.text.cache import TextCache
     from archsearch.training.heads.chains import Head
-    from archsearch.training.heads.folder import TargetFacts
+    from archsearch.training.heads.eagle3 import Eagle3Head
 
 FOLDER: Final = "heads"
 RECORD: Final = "training.json"
@@ -101,7 +103,7 @@ class HeadRecord:
     """heads/<family>/training.json. `rows`: tokens that the vocabulary keeps; `auxiliary_s`: that
     the states took; `text_tokens`: written ones it learnt from, `epoch_tokens`: with their prompts;
     `stopped`: why it ended before its time; `best`, `curve`: `HeadPoint`s; `loss_curve`: (seconds,
-    loss)."""
+    loss); `taken_from`: the folder of another trainer, which held out `prompts`."""
 
     plan: HeadPlan
     seconds: float
@@ -122,6 +124,7 @@ class HeadRecord:
     best: Mapping[str, object] = field(default_factory=dict)
     curve: tuple[Mapping[str, object], ...] = ()
     loss_curve: tuple[tuple[float, float], ...] = ()
+    taken_from: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,15 +182,6 @@ class HeadTrainer:
         layers = self.trainer.target.architecture.num_hidden_layers
         return tuple(sorted(plan.aux_layers)) or auxiliary_layers(layers)
 
-    def facts(self) -> TargetFacts:
-        """What heads of this run's target must fit."""
-        from archsearch.training.heads.folder import TargetFacts
-
-        target = self.trainer.target
-        return TargetFacts.of(
-            target.architecture, target.name, self.trainer.texts.training().target_fingerprint
-        )
-
     def train(self, plan: HeadPlan, budget_s: float, seed: int = 0) -> TrainedHead:
         """Train a head for `budget_s` seconds in all (a checkpoint's time counts), Medusa's until
         held-out acceptance no longer rises, and measure it on held-out text.
@@ -195,9 +189,6 @@ class HeadTrainer:
         An EAGLE-3 head's auxiliary states that were not kept while the texts were written are made
         first, once for all heads that read the same layers, outside the budget.
         """
-        import numpy as np
-
-        from archsearch.training.heads.chains import chain_matches, count_chains
         from archsearch.training.heads.train import head_config, train_head
 
         self.check(plan)
@@ -223,23 +214,15 @@ class HeadTrainer:
                 checkpoint_dir=folder / "checkpoint",
                 progress=line,
             )
-        judged = [s for s in choosing.sequences if len(s.written) > 1]
-        matches = chain_matches(head, judged, plan.gamma)
+        matches = _matches(head, choosing, plan.gamma)
         self._save(head.to("cpu"), folder, caches[0])
-        run, counts = result.run, count_chains(matches)
+        run = result.run
         every = max(1, math.ceil(len(run.loss_curve) / LOSSES_KEPT))
-        replays = replays_of(matches, plan.gamma)
-        acceptance = HeadAcceptance(
-            counts.conditional,
-            counts.judged,
-            {gamma: replay.estimate() for gamma, replay in replays.items()},
-            {gamma: tuple(replay.accepted_by_position) for gamma, replay in replays.items()},
-        )
         record = HeadRecord(
             plan,
             run.seconds,
             run.tokens,
-            acceptance,
+            _acceptance(matches, plan.gamma),
             run.steps,
             run.tokens_per_s,
             rows=len(vocabulary.token_ids),
@@ -256,11 +239,21 @@ class HeadTrainer:
             curve=tuple(point.to_dict() for point in result.curve),
             loss_curve=tuple((point.seconds, point.value) for point in run.loss_curve[::every]),
         )
-        chains: dict[str, Any] = {f"{n:05d}": rows for n, rows in enumerate(matches)}
-        with atomic_path(folder / CHAINS) as temporary, open(temporary, "wb") as file:
-            np.savez_compressed(file, **chains)
-        save(folder / RECORD, record)
-        return TrainedHead(folder, record, replays)
+        return _kept(folder, record, matches)
+
+    def take(self, head: Eagle3Head, plan: HeadPlan, texts: TextCache, **said: Any) -> TrainedHead:
+        """Measure and keep a head that was trained elsewhere, on `texts` that its trainer held out;
+        `said`: fields of its record."""
+        (texts,) = self._with_states(plan, [texts])
+        matches, folder = (
+            _matches(head, texts, plan.gamma),
+            head_folder(self.trainer.folder, plan.family),
+        )
+        self._save(head, folder, texts)
+        kept = len(head.lm_head.draft_token_ids)
+        own: dict[str, Any] = {"rows": kept, "aux_layers": head.aux_layers}
+        record = HeadRecord(plan, 0.0, heldout=_acceptance(matches, plan.gamma), **own, **said)
+        return _kept(folder, record, matches)
 
     def _with_states(self, plan: HeadPlan, caches: Sequence[TextCache]) -> list[TextCache]:
         from archsearch.text.auxiliary import auxiliary_states
@@ -297,16 +290,46 @@ class HeadTrainer:
 
         from archsearch.models.drafts import save_tokenizer
         from archsearch.training.heads.eagle3 import Eagle3Head
-        from archsearch.training.heads.folder import save_eagle3, save_medusa
+        from archsearch.training.heads.folder import TargetFacts, save_eagle3, save_medusa
 
         save_tokenizer(self.trainer.tokenizer, folder)
+        target = self.trainer.target
+        facts = TargetFacts.of(target.architecture, target.name, cache.target_fingerprint)
         if isinstance(head, Eagle3Head):
-            save_eagle3(head, folder, self.facts())
+            save_eagle3(head, folder, facts)
             return
         hidden = torch.cat([sequence.hidden for sequence in cache.sequences[:16]]).float()
         with torch.inference_mode():
             mean = torch.stack(head(hidden)).mean((0, 1))
-        save_medusa(head, folder, self.facts(), mean)
+        save_medusa(head, folder, facts, mean)
+
+
+def _matches(head: Head, texts: TextCache, gamma: int) -> list[np.ndarray]:
+    from archsearch.training.heads.chains import chain_matches
+
+    return chain_matches(head, [s for s in texts.sequences if len(s.written) > 1], gamma)
+
+
+def _acceptance(matches: Sequence[np.ndarray], gamma: int) -> HeadAcceptance:
+    from archsearch.training.heads.chains import count_chains
+
+    counts, found = count_chains(matches), replays_of(matches, gamma)
+    return HeadAcceptance(
+        counts.conditional,
+        counts.judged,
+        {gamma: replay.estimate() for gamma, replay in found.items()},
+        {gamma: tuple(replay.accepted_by_position) for gamma, replay in found.items()},
+    )
+
+
+def _kept(folder: Path, record: HeadRecord, matches: Sequence[np.ndarray]) -> TrainedHead:
+    import numpy as np
+
+    chains: dict[str, Any] = {f"{n:05d}": rows for n, rows in enumerate(matches)}
+    with atomic_path(folder / CHAINS) as temporary, open(temporary, "wb") as file:
+        np.savez_compressed(file, **chains)
+    save(folder / RECORD, record)
+    return TrainedHead(folder, record, replays_of(matches, record.plan.gamma))
 
 
 def head_folder(run: Path, family: HeadFamily) -> Path:

@@ -21,7 +21,7 @@ from archsearch.export.card import (
 from archsearch.export.engines import DEFAULT_ENGINES, check_engines
 from archsearch.export.folder import export
 from archsearch.models.files import has_tokenizer, head_family_of
-from archsearch.models.targets import TargetRef, resolve_target
+from archsearch.models.targets import TargetRef, resolve_drafter, resolve_target
 from archsearch.pipeline.candidates import serving_ranks
 from archsearch.pipeline.families import INDEPENDENT, check_independent
 from archsearch.pipeline.heads import served_gamma
@@ -218,8 +218,6 @@ def export_family(
     Raises ArchsearchError for a gamma that the head was not trained for, and where none of the
     engines runs it.
     """
-    from archsearch.training.heads.folder import TargetFacts, check_head
-
     family = head_family_of(name)
     able = check_engines(engines, family)
     if not able:
@@ -229,7 +227,7 @@ def export_family(
     run = open_run(path)
     trained = run_head(path, family)
     ref = resolve_target(run.arguments["target"])
-    check_head(trained.folder, TargetFacts.of(ref.architecture, ref.name))
+    resolve_drafter(str(trained.folder), ref)  # of another target it raises
     wanted, most = gamma or served_gamma(path, trained), trained.plan.gamma
     if wanted > most:
         raise ArchsearchError(

@@ -24,7 +24,8 @@ from archsearch.engines.engine import ExitAfter
 from archsearch.engines.measure.figures import by_prompt
 from archsearch.engines.measure.results import ByPrompt
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
-from archsearch.models.files import has_weights
+from archsearch.models.files import HEAD_FAMILIES, has_weights
+from archsearch.models.targets import resolve_drafter
 from archsearch.pipeline.candidates import write_report
 from archsearch.pipeline.chains import CHAIN, Replays
 from archsearch.pipeline.confirm import (
@@ -262,9 +263,7 @@ def _chain(bench: Bench, request: FamilyRequest) -> _Candidate:
 
 
 def _head(session: SearchSession, request: FamilyRequest, head: TrainedHead) -> _Candidate:
-    from archsearch.training.heads.folder import TargetFacts, check_head
-
-    check_head(head.folder, TargetFacts.of(session.target.architecture, session.target.name))
+    resolve_drafter(str(head.folder), session.target)  # of another target it raises
     gamma, family = request.gamma or served_gamma(session.run.path, head), head.plan.family
     if gamma > head.plan.gamma:
         raise ArchsearchError(
@@ -345,3 +344,8 @@ def suspicious(predicted: Sequence[float], counted: Sequence[float], rounds: int
         " it may read other layers than the head was trained on"
         " (eagle_aux_hidden_state_layer_ids), or norm in another order (norm_before_residual)"
     )
+
+
+def is_head(score: Score) -> bool:
+    """Whether a rank is a head that the run has: `train` took it back."""
+    return score.family in HEAD_FAMILIES and score.alpha.source == "measured"

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from archsearch.architecture.grid import BODY_FIELDS as BODY
 from archsearch.drafters.forms import vllm_config
@@ -18,12 +18,14 @@ from archsearch.drafts.trainer import DraftTrainer
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.files import read_json, write_json
-from archsearch.models.files import has_weights
+from archsearch.models.files import HEAD_FAMILIES, has_weights, head_family_of
+from archsearch.models.targets import resolve_drafter
 from archsearch.needs import Needs
-from archsearch.pipeline.acceptance import AcceptanceRequest, find_draft, record
+from archsearch.pipeline.acceptance import AcceptanceRequest, find_draft, record, written_text
 from archsearch.pipeline.candidates import copy_draft, set_gamma, write_report
+from archsearch.pipeline.confirm import check_tokenizer
 from archsearch.pipeline.families import INDEPENDENT, check_independent
-from archsearch.pipeline.heads import compare_families
+from archsearch.pipeline.heads import HEAD_GAMMA, compare_families
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.records import WRONG_SHAPE, as_data, save
 from archsearch.report.terminal.run import HeadAnswer, Trained
@@ -38,6 +40,7 @@ from archsearch.runs.tables import FAMILIES_FILE, TEXT_VERDICT_FILE, TextStand, 
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import logit, logit_std, moved, tau_estimate
 from archsearch.text.prompt_set import answer_faults, prompt_faults
+from archsearch.text.prompts import read_prompts
 from archsearch.training.curves import AlphaPoint, promise
 
 
@@ -57,12 +60,22 @@ def train_rank(path: Path, rank: int, budget_s: float, taken: Taken | None = Non
     its checkpoint. `taken`: measure and keep what was trained elsewhere instead."""
     session = SearchSession.reopen(path)
     score = session.run.score(rank)
-    check_independent(score, "training", path)
+    heads = taken is not None and score.family in HEAD_FAMILIES
+    if not heads:
+        check_independent(score, "training", path)
     check_weights(session.target)
     trainer = session.trainer()
     text, expected = None, None
     if taken is not None:
-        draft, expected = _take(session, trainer, score, taken)
+        if not has_weights(taken.weights):
+            raise MissingDataError(f"no weights in {taken.weights}; name the folder that has them")
+        looks = read_looks(taken.curve)
+        if looks:
+            seen = replace(session.scorer.context, trained_tokens=float(looks[-1].tokens))
+            expected = session.scorer.predicted_acceptance(score.proposer, seen).acceptance.alpha
+        if heads:
+            return _take_head(session, trainer, score.with_rank(rank), taken, looks, expected)
+        draft = _take(session, trainer, score, taken, looks)
     else:
         _check_own(trainer.draft_folder(score.architecture), rank)
         budget_s = _left_after_text(trainer, budget_s)
@@ -95,18 +108,20 @@ def _check_own(folder: Path, rank: int) -> None:
 
 
 def _take(
-    session: SearchSession, trainer: DraftTrainer, score: Score, taken: Taken
-) -> tuple[TrainedDraft, Estimate | None]:
-    """(the draft of another trainer, measured on prompts that it held out and kept in float32
-    beside those trained here; alpha that the law expects after as many tokens).
+    session: SearchSession,
+    trainer: DraftTrainer,
+    score: Score,
+    taken: Taken,
+    looks: Sequence[TrainingLook],
+) -> TrainedDraft:
+    """The draft of another trainer, measured on prompts that it held out and kept in float32 beside
+    those trained here.
 
     It may compute more rows of logits than the rank; another shape otherwise raises
     ArchsearchError.
     """
     from archsearch.models.drafts import load_draft, save_draft
 
-    if not has_weights(taken.weights):
-        raise MissingDataError(f"no weights in {taken.weights}; name the folder that holds them")
     found, like = find_draft(str(taken.weights)), score.architecture
     arch = found.architecture
     if any(getattr(arch, name) != getattr(like, name) for name in ("num_hidden_layers", *BODY)):
@@ -114,17 +129,9 @@ def _take(
             f"{taken.weights} holds {arch.label()}, not {like.label()}; `archsearch acceptance"
             f" --draft {taken.weights}` measures any draft"
         )
-    looks = read_looks(taken.curve) if taken.curve is not None else []
-    request, folder = session.request, trainer.draft_folder(arch)
-    asked = AcceptanceRequest(
-        request.target,
-        found.name,
-        prompts=taken.prompts,
-        answer_tokens=request.answer_tokens,
-        dtype="float32" if session.source.device.kind == "cpu" else "bfloat16",
-    )
+    folder = trainer.draft_folder(arch)
     draft = load_draft(taken.weights)  # what cannot be loaded ends before the target writes
-    trace = record(asked, session.target, found)[0]
+    trace = record(_asked(session, taken), session.target, found)[0]
     save_draft(draft, folder, tokenizer=trainer.tokenizer)
     trace.save(folder / TRACE_FILE)
     write_json(
@@ -138,15 +145,76 @@ def _take(
             "looks": [as_data(look) for look in looks],
         },
     )
-    expected = None
-    if looks:
-        seen = replace(session.scorer.context, trained_tokens=float(looks[-1].tokens))
-        expected = session.scorer.predicted_acceptance(score.proposer, seen).acceptance.alpha
-    return trained_draft(arch, folder, trace), expected
+    return trained_draft(arch, folder, trace)
 
 
-def read_looks(path: Path) -> list[TrainingLook]:
-    """A learning curve of another trainer, by tokens. Raises ArchsearchError where it is none."""
+def _take_head(
+    session: SearchSession,
+    trainer: DraftTrainer,
+    score: Score,
+    taken: Taken,
+    looks: Sequence[TrainingLook],
+    expected: Estimate | None,
+) -> Trained:
+    """The same of an EAGLE-3 or P-EAGLE head: it becomes the run's head of its family."""
+    from archsearch.training.heads.folder import read_eagle3
+
+    run, rank, like = session.run, score.rank, score.proposer
+    assert rank is not None
+    drafter = resolve_drafter(str(taken.weights), session.target).drafter
+    shape, family = drafter.architecture, drafter.family
+    same = (shape.label(), drafter.states_read) == (like.architecture.label(), like.states_read)
+    if family not in ("eagle3", "peagle") or family != like.family or not same:
+        raise ArchsearchError(
+            f"{taken.weights} holds {drafter.title} {drafter.label()}, rank {rank} is {like.title}"
+            f" {like.label()}: only EAGLE-3 and P-EAGLE heads of the rank's shape come back"
+        )
+    kind = head_family_of(family)
+    before = find_head(run.path, kind)
+    if before is not None and not before.record.taken_from:
+        raise ArchsearchError(
+            f"{before.folder} holds a head that was trained here; delete it, or take this one into"
+            " another run"
+        )
+    tokenizer, source = trainer.tokenizer, trainer.source_of_weights()
+    body: Any = source.base_model
+    check_tokenizer(tokenizer, taken.weights)
+    made = read_eagle3(taken.weights, body.embed_tokens.weight.detach())
+    gamma, layers = max(score.gamma, HEAD_GAMMA), shape.num_hidden_layers
+    plan = HeadPlan(kind, gamma, shape.head_rows, layers, made.aux_layers)
+    prompts = read_prompts(taken.prompts)
+    texts = written_text(_asked(session, taken), session.target, tokenizer, prompts)[0]
+    said = {"taken_from": str(taken.weights), "prompts": str(taken.prompts)}
+    tokens = looks[-1].tokens if looks else 0
+    head = HeadTrainer(trainer).take(made, plan, texts, tokens=tokens, **said)
+    taus = {gamma: each.estimate() for gamma, each in head.replays.items()}
+    renewed = session.scorer.measured(like, head.alpha, taus).with_rank(rank)
+    renewed = replace(renewed, needs=Needs("exists", str(head.folder)))
+    run.write_best(renewed, None, vllm_config(family, str(head.folder), renewed.gamma))
+    if (run.path / FAMILIES_FILE).is_file():
+        compare_families(run.path)
+    write_report(run, session)
+    training = TrainingRecord(shape, tokens, 0.0, said | {"tokens": tokens}, tuple(looks))
+    training = replace(training, taken_from=said["taken_from"])
+    return Trained(run.path, rank, score, renewed, training, {}, None, expected)
+
+
+def _asked(session: SearchSession, taken: Taken) -> AcceptanceRequest:
+    """What the target is asked to write for the prompts of `taken`."""
+    return AcceptanceRequest(
+        session.request.target,
+        str(taken.weights),
+        prompts=taken.prompts,
+        answer_tokens=session.request.answer_tokens,
+        dtype="float32" if session.source.device.kind == "cpu" else "bfloat16",
+    )
+
+
+def read_looks(path: Path | None) -> list[TrainingLook]:
+    """A learning curve of another trainer, by tokens; [] for no file. Raises ArchsearchError where
+    it is none."""
+    if path is None:
+        return []
     try:
         rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
         looks = [TrainingLook(int(row["tokens"]), 0.0, float(row["alpha"])) for row in rows]
@@ -194,6 +262,11 @@ def _spent(path: Path, plan: HeadPlan) -> float:
     another head than `plan`."""
     if (before := find_head(path, plan.family)) is None:
         return 0.0
+    if before.record.taken_from:
+        raise ArchsearchError(
+            f"{before.folder} holds a head that was trained elsewhere ({before.record.taken_from});"
+            " train it there, or delete it to begin anew"
+        )
     if before.plan != plan:
         raise ArchsearchError(
             f"{before.folder} holds another head (gamma {before.plan.gamma}, {before.plan.layers}"

@@ -224,10 +224,11 @@ def _back(recipe: Recipe) -> str:
         confirm = f"--rank {rank}" if drafts else f"--family {recipe.family}"
         return f"The answer is updated by the training; then `archsearch confirm {run} {confirm}`."
     lines = []
-    if recipe.family == "independent":
+    if recipe.family in ("independent", "eagle3"):
+        curve = f" --curve {forms.CHECKPOINT_FOLDER}/alpha.jsonl" * (recipe.library.name == "trl")
         lines = [
             f"archsearch train {run} --rank {rank} --weights {TRAINED} \\",
-            f"  --prompts {HELD_OUT} --curve {forms.CHECKPOINT_FOLDER}/alpha.jsonl",
+            f"  --prompts {HELD_OUT}{curve}",
             f"archsearch confirm {run} --rank {rank} --prompts {HELD_OUT}",
         ]
     lines += [

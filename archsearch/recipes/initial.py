@@ -33,7 +33,7 @@ def initial_weights(folder: Path, target: str | None = None, answers: Sequence[P
     import torch
 
     from archsearch.models.load import load_target
-    from archsearch.training.heads.folder import write_weights
+    from archsearch.training.heads.folder import head_maps, write_weights
 
     recipe = read_json(folder / RECIPE_FILE, "recipe")
     shape = Architecture.from_dict(recipe["architecture"])
@@ -58,14 +58,15 @@ def initial_weights(folder: Path, target: str | None = None, answers: Sequence[P
         save_draft(draft, out, tokenizer=tokenizer, gamma=recipe["gamma"])
         return out / "model.safetensors"
     kept = _kept(rows, shape, tokenizer)
-    tensors = _head(model, shape, recipe, kept)
+    maps = head_maps(torch.tensor(kept), shape.vocab_size)
+    tensors = _head(model, shape, recipe, kept) | maps
     # layers that come from the target turn their keys as it does
     config = read_json(out / "config.json", "the drafter's config")
     rope = dict(model.config.rope_parameters)
     layers = config.get("transformer_layer_config", config)
     layers |= {"rope_parameters": rope, "rope_theta": rope["rope_theta"]}
     write_json(out / "config.json", config)
-    _write_maps(out, kept, shape.vocab_size)
+    _write_maps(out, kept, maps)
     write_weights(out, tensors)
     return out / "model.safetensors"
 
@@ -102,10 +103,8 @@ def _head(
 ) -> dict[str, torch.Tensor]:
     """Tensors of an EAGLE-3 or P-EAGLE head, with the names that speculators, SpecForge and vLLM
     read."""
-    import torch
-
     from archsearch.training.heads.eagle3 import initialise_eagle3
-    from archsearch.training.heads.folder import eagle3_config, head_maps
+    from archsearch.training.heads.folder import eagle3_config
 
     mask = recipe.get("mask_token_id")
     head = initialise_eagle3(
@@ -115,18 +114,17 @@ def _head(
     tensors = {name: value.detach().float() for name, value in head.saved().items()}
     if recipe["library"] == "specforge":  # its one layer is called midlayer
         tensors = {name.replace("layers.0.", "midlayer."): value for name, value in tensors.items()}
-    return tensors | head_maps(torch.tensor(kept), shape.vocab_size)
+    else:  # speculators leaves an embedding that its file does not hold at zeros
+        tensors["embed_tokens.weight"] = head.embedding.weight.detach().clone()
+    return tensors
 
 
-def _write_maps(out: Path, kept: Sequence[int], vocab_size: int) -> None:
+def _write_maps(out: Path, kept: Sequence[int], maps: Mapping[str, torch.Tensor]) -> None:
     """The rows of the head as each library reads them: speculators two arrays, SpecForge one file
     of torch."""
     import numpy as np
     import torch
 
-    from archsearch.training.heads.folder import head_maps
-
-    maps = head_maps(torch.tensor(kept), vocab_size)
     for name, values in maps.items():
         with atomic_path(out / f"{name}.npy") as temporary, open(temporary, "wb") as file:
             np.save(file, values.numpy())

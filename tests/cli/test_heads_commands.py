@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +12,14 @@ from typing import Any, cast
 
 import gguf
 import pytest
+import torch
 import yaml
 
 from archsearch import engine_facts
 from archsearch.acceptance.prior import PriorAcceptance
+from archsearch.drafters.forms import speculators_config
 from archsearch.drafters.lookup import NGram
+from archsearch.drafts.heads import find_head
 from archsearch.engines import registry
 from archsearch.estimate import Estimate
 from archsearch.pipeline import SearchSession, heads
@@ -26,6 +30,7 @@ from archsearch.pipeline.untrained import with_replays
 from archsearch.records import as_data
 from archsearch.report.terminal.search import family_lines, untrained_rival
 from archsearch.runs.tables import FamilyRow
+from archsearch.search.objective import Score
 from archsearch.search.space import load_space
 from archsearch.speedup import tau_estimate
 from tests.cli.commands import call, last_json, refused
@@ -363,7 +368,7 @@ def test_a_head_of_another_target_is_refused(with_heads: Path) -> None:
     path = with_heads / "runs/a/heads/eagle3/config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps({**config, "vocab_size": 400}))
-    assert "its vocabulary has 400 tokens" in refused(
+    assert "has a vocabulary of 400, the target one of 320" in refused(
         "export", "runs/a", "--family", "eagle3", "--output", "out/x"
     )
     path.write_text(
@@ -497,6 +502,90 @@ def test_an_order_that_is_wrong_is_told_with_whether_error_bars_allow_it() -> No
     assert as_data(near)["swapped"] == [{"pair": both, "inside": True}]
     wrong: Any = order_of([row("eagle3", 2.0, 1.5), row("medusa", 1.5, 2.0)])
     assert as_data(wrong)["swapped"] == [{"pair": both, "inside": False}]
+
+
+@pytest.mark.parametrize("family", ["eagle3", "peagle"])
+def test_a_head_that_another_trainer_made_comes_back(with_heads: Path, family: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    session = SearchSession.reopen(Path("runs/a"))
+    own = with_heads / "runs/a/heads" / family
+    head = find_head(Path("runs/a"), cast(Any, family))
+    assert head is not None
+    score = heads.head_score(session, head)
+    ranked = dataclasses.replace(score, rank=3, alpha=Estimate(0.2, 0.1, "prior"))
+    session.run.write_best(ranked)
+    prompts = session.trainer().prompts.choosing
+    rows = [{"id": each.id, "prompt": each.text, "category": each.category} for each in prompts]
+    Path("kept.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    taken = ("train", "runs/a", "--rank", "3", "--weights", "made", "--prompts", "kept.jsonl")
+    shutil.copytree(own, "made")
+    assert "trained here; delete it" in refused(*taken)
+    shutil.rmtree(own)
+
+    def same() -> str:
+        result = call(*taken, "--json")
+        data, back = last_json(result), find_head(Path("runs/a"), cast(Any, family))
+        assert back is not None and back.record.taken_from == "made" and back.plan.gamma == 5
+        # the states were rounded in other batches
+        assert back.conditional[:2] == pytest.approx(head.conditional, abs=0.01)
+        assert data["after"]["alpha"]["value"] == pytest.approx(head.alpha.value, abs=0.01)
+        assert session.run.score(3) == Score.from_dict(data["after"])
+        return call(*taken).stdout
+
+    assert "Weights of made." in same()
+    # as speculators writes it: a config in its form, half precision, what it has of the target
+    config, tensors = (
+        json.loads(Path("made/config.json").read_text()),
+        load_file("made/model.safetensors"),
+    )
+    target = load_file("target/model.safetensors")
+    form = speculators_config(config, 2, "target")
+    mask = {"ptd_token_id": config["ptd_token_id"]} if family == "peagle" else {}
+    Path("made/config.json").write_text(json.dumps(form | mask))
+    embedding = {"embed_tokens.weight": target["model.embed_tokens.weight"]}
+    maps = {name: tensors[name].flip(0) for name in ("lm_head.weight",)}
+    ids = tensors["d2t"] + torch.arange(128)
+    maps["d2t"] = ids.flip(0) - torch.arange(128)  # rows in another order
+    made = tensors | embedding | maps | {"verifier_norm.weight": target["model.norm.weight"]}
+    save_file(made, "made/model.safetensors")
+    Path("curve.jsonl").write_text('{"tokens": 900, "alpha": 0.2}')
+    taken = (*taken, "--curve", "curve.jsonl")
+    assert "Its curve ends at 0.200 after 900 tokens; the law expects" in same()
+    assert "trained elsewhere (made)" in refused("train", "runs/a", "--family", family)
+    # it is confirmed by its rank, at the rank's gamma
+    refusal = refused("confirm", "runs/a", "--rank", "3", "--engine", "transformers")
+    assert f"not started with {family} drafters" in refusal
+
+    # what cannot be
+    def wrong(tensors: dict[str, Any] | None = None, left: str = "", **fields: object) -> str:
+        Path("made/config.json").write_text(json.dumps(form | mask | fields))
+        whole = made | (tensors or {})
+        save_file(
+            {n: t.contiguous() for n, t in whole.items() if n != left}, "made/model.safetensors"
+        )
+        return refused(*taken)
+
+    assert "has norm_output, which heads here do not" in wrong(norm_output=True)
+    form.pop("norm_before_residual")
+    assert "has norm_before_residual" in wrong()
+    form["norm_before_residual"] = False
+    assert "fc.weight is missing" in wrong(left="fc.weight")
+    assert "q_norm.weight is of no part" in wrong({"layers.0.q_norm.weight": torch.ones(4)})
+    assert "fc.weight has another shape" in wrong({"fc.weight": torch.ones(4, 4)})
+    assert "norm.weight holds NaN" in wrong({"norm.weight": made["norm.weight"] * math.nan})
+    assert "an embedding of its own" in wrong({"embed_tokens.weight": torch.ones(320, 48)})
+    assert "do not name the tokens of its 128 rows" in wrong(left="d2t")
+    assert "do not name the tokens" in wrong({"t2d": torch.zeros(320, dtype=torch.bool)})
+    assert "must be distinct" in wrong({"d2t": made["d2t"] * 0 - torch.arange(128)}, left="t2d")
+    assert "head64 from 2 states, rank 3 is" in wrong(draft_vocab_size=64)
+    Path("made/config.json").write_text(json.dumps(form | mask))
+    Path("made/model.safetensors").write_bytes(b"none")
+    assert "cannot read the weights in made" in refused(*taken)
+    Path("made/model.safetensors").unlink()
+    assert "no weights in made" in refused(*taken)
+    shutil.copytree("runs/a/heads/medusa", "other")
+    assert "heads of the rank's shape come back" in refused(*taken[:5], "other", *taken[6:])
 
 
 def test_comparisons_that_cannot_be_are_refused(with_heads: Path) -> None:

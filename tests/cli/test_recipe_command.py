@@ -16,6 +16,7 @@ import yaml
 
 from archsearch.errors import ArchsearchError
 from archsearch.files import write_json
+from archsearch.models.targets import resolve_target
 from archsearch.needs import Needs
 from archsearch.recipes.plan import LIBRARIES, STAGES, choose_library, share_gpus
 from archsearch.runs.run import open_run
@@ -305,6 +306,24 @@ def test_targets_with_weights_here_get_first_weights(with_ranks: Path) -> None:
     tokens, batch = made["tokens"], files["train.json"]["per_device_train_batch_size"]
     assert batch == min(max(int(tokens / 250_000), 1), 8)
     assert files["recipe.json"]["settings"]["per_device_train_batch_size"] == batch
+
+
+def test_a_head_for_speculators_begins_with_the_embedding_of_the_target(with_ranks: Path) -> None:
+    """It leaves one that its file does not hold at zeros, and learns without the tokens."""
+    from safetensors.torch import load_file
+
+    from archsearch.drafters.heads import Eagle3
+    from archsearch.recipes import initial_weights
+
+    shape = Eagle3.usual(resolve_target("target").architecture).architecture
+    shape = shape.replace(draft_vocab_size=None)
+    own = {"library": "speculators", "family": "eagle3", "target": "target", "layers_read": [0, 1]}
+    Path("recipe/drafter").mkdir(parents=True)
+    write_json(Path("recipe/recipe.json"), own | {"architecture": shape.to_dict()})
+    write_json(Path("recipe/drafter/config.json"), {})
+    made = load_file(initial_weights(Path("recipe")))
+    target = load_file("target/model.safetensors")["model.embed_tokens.weight"]
+    assert made["embed_tokens.weight"].equal(target.float())
 
 
 def interpreter(library: str) -> str:

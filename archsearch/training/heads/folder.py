@@ -1,4 +1,4 @@
-"""Folders of heads in the formats that engines load: written, read, and checked against a target.
+"""Folders of heads in the formats that engines load, written and read.
 
 EAGLE-3: the form that SafeAILab, SpecForge and Model-Optimizer write, which vLLM, SGLang,
 TensorRT-LLM, llama.cpp's converter and optimum-intel read. The layers whose inputs fc reads and
@@ -20,12 +20,12 @@ from transformers import LlamaConfig
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import to_hf_config
 from archsearch.architecture.hf_fields import SIZES
-from archsearch.drafters.forms import feature_fields, medusa_fields
-from archsearch.drafters.read import family_of_config
-from archsearch.errors import ArchsearchError
+from archsearch.drafters.forms import TRANSFORMER_FIELDS, feature_fields, medusa_fields
+from archsearch.drafters.read import MASK_FIELDS
+from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import read_json, write_json
 from archsearch.models.drafts import padded_head
-from archsearch.models.files import HEAD_FAMILIES, WEIGHTS_FILE, HeadFamily, aux_layers
+from archsearch.models.files import WEIGHTS_FILE, aux_layers
 from archsearch.records import as_data
 from archsearch.text.cache import write_bytes
 from archsearch.training.heads.eagle3 import Eagle3Head
@@ -34,8 +34,7 @@ from archsearch.training.heads.medusa import MedusaHeads
 
 @dataclass(frozen=True)
 class TargetFacts:
-    """What a head must fit of its target: `name` for messages; `fingerprint` of its weights, ""
-    where it is not known."""
+    """The target of a head, as its config names it; `fingerprint`: of its weights."""
 
     name: str
     hidden_size: int
@@ -133,52 +132,74 @@ def write_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
 
 # -- reading
 
+_OF_TARGET: Final = ("verifier_lm_head.weight", "verifier_norm.weight")
+_OTHER_NORMS: Final = "norm_before_residual norm_before_fc fc_norm norm_output".split()
 
-def read_head_config(folder: Path) -> tuple[HeadFamily, dict[str, Any]]:
-    """(family, config) of a head's folder. Raises ArchsearchError for a folder that holds something
-    else."""
+
+def read_eagle3(folder: Path, embedding: Tensor) -> Eagle3Head:
+    """The EAGLE-3 or P-EAGLE head in `folder`, as archsearch, SpecForge or speculators write it, in
+    float32. `embedding` [vocab, hidden]: the target's.
+
+    Raises ArchsearchError for a head that is another function than those here: other norms, an
+    embedding or tokens that are not the target's; MissingDataError for weights that cannot be read
+    or do not fit its config.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     config = read_json(folder / "config.json", "the head's config")
-    found = family_of_config(config)
-    family = next((each for each in HEAD_FAMILIES if each == found), None)
-    if family is None:
+    nested = config.get("transformer_layer_config")
+    layers = nested or config
+    usual = {"norm_before_residual": bool(nested)}  # where the form of speculators leaves it out
+    if found := [name for name in _OTHER_NORMS if config.get(name, usual.get(name))]:
         raise ArchsearchError(
-            f"{folder} holds no EAGLE-3, P-EAGLE or Medusa head (architectures"
-            f" {config.get('architectures')})"
+            f"the head in {folder} has {found[0]}, which heads here do not: train one without"
         )
-    return family, config
-
-
-def check_head(folder: Path, target: TargetFacts) -> HeadFamily:
-    """The family of the head in `folder`. Raises ArchsearchError, in one line, where it is of
-    another target: vocabulary, width, auxiliary layers, or the weights that it was trained
-    beside."""
-    family, config = read_head_config(folder)
-    width = int(config.get("target_hidden_size") or config["hidden_size"])
-    layers = () if family == "medusa" else aux_layers(config, folder)
-    named = config.get("archsearch", {}).get("target", {})
-    other = target.fingerprint and named.get("fingerprint") not in (None, "", target.fingerprint)
-    wrong = ""
-    if int(config["vocab_size"]) != target.vocab_size:
-        wrong = (
-            f"its vocabulary has {config['vocab_size']} tokens, {target.name} has"
-            f" {target.vocab_size}"
+    try:
+        given = load_file(folder / WEIGHTS_FILE)
+    except (OSError, SafetensorError) as error:
+        raise MissingDataError(f"cannot read the weights in {folder}: {error}") from error
+    tensors = {
+        name.removeprefix("model.").replace("midlayer.", "layers.0."): tensor
+        for name, tensor in given.items()
+        if name not in _OF_TARGET
+    }
+    own = tensors.pop("embed_tokens.weight", None)
+    if own is not None and not torch.equal(own, embedding.to(own.dtype)):
+        raise ArchsearchError(
+            f"the head in {folder} has an embedding of its own, those here read the target's:"
+            " train it with embed_requires_grad false"
         )
-    elif width != target.hidden_size:
-        wrong = (
-            f"it reads states of width {width}, those of {target.name} have {target.hidden_size}"
+    rows = tensors.get("lm_head.weight", embedding)
+    maps = tensors.pop("d2t", torch.zeros(len(embedding))).long()
+    kept = maps + torch.arange(len(maps))
+    there = tensors.pop("t2d", None)
+    if len(kept) != len(rows) or not (
+        there is None or set(there.nonzero()[:, 0].tolist()) == set(kept.tolist())
+    ):
+        raise ArchsearchError(
+            f"the maps d2t and t2d of the head in {folder} do not name the tokens of its"
+            f" {len(rows)} rows: write both anew"
         )
-    elif layers and max(layers) >= target.layers:
-        wrong = (
-            f"it reads the inputs of layers {list(layers)}, {target.name} has layers 0 to"
-            f" {target.layers - 1}"
+    if "lm_head.weight" in tensors:  # heads here have their rows by ascending token
+        tensors["lm_head.weight"] = rows[kept.argsort()]
+    mask = next((config[name] for name in MASK_FIELDS if config.get(name) is not None), None)
+    shape = LlamaConfig(**{n: layers[n] for n in TRANSFORMER_FIELDS[1:] if n in layers})
+    width = int(config.get("target_hidden_size") or shape.hidden_size)
+    head = Eagle3Head(shape, width, aux_layers(config, folder), kept.tolist(), embedding, mask)
+    wanted = head.saved()
+    both = wanted.keys() & tensors.keys()
+    wrong = [
+        f"{min(names)} {how}"
+        for how, names in (
+            ("is missing", wanted.keys() - both),
+            ("is of no part that its config names", tensors.keys() - both),
+            ("has another shape", [n for n in both if wanted[n].shape != tensors[n].shape]),
+            ("holds NaN or infinity", [n for n in both if not tensors[n].isfinite().all()]),
         )
-    elif other:
-        wrong = (
-            f"it was trained on the states of {named.get('name')}, whose weights are not those of"
-            f" {target.name}"
-        )
+        if names
+    ]
     if wrong:
-        raise ArchsearchError(
-            f"the head in {folder} is not for this target: {wrong}; use a head of this target"
-        )
-    return family
+        raise MissingDataError(f"the weights in {folder} do not fit its config: {wrong[0]}")
+    head.load_state_dict(tensors, strict=False)
+    return head

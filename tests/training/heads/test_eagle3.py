@@ -9,10 +9,11 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from archsearch.architecture.hf_config import from_hf_config
 from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.models.targets import TargetRef, resolve_drafter
 from archsearch.training.heads.eagle3 import Eagle3Head, Rows
-from archsearch.training.heads.folder import TargetFacts, check_head, save_eagle3
-from tests.doubles.head_files import load_eagle3
+from archsearch.training.heads.folder import TargetFacts, read_eagle3, save_eagle3
 from tests.doubles.tiny_heads import AUX, HIDDEN, KEPT, LAYERS, VOCAB, make_deep_target, make_eagle3
 
 FACTS = TargetFacts("tiny", HIDDEN, LAYERS, VOCAB, "abc")
@@ -133,8 +134,7 @@ def test_a_p_eagle_folder_says_its_mask_and_loads_to_the_same_logits(
     head = randomised(make_eagle3(target, 2, mask=5))
     save_eagle3(head, tmp_path, FACTS)
     assert json.loads((tmp_path / "config.json").read_text())["ptd_token_id"] == 5
-    assert check_head(tmp_path, FACTS) == "peagle"
-    again = load_eagle3(tmp_path, target.get_input_embeddings().weight)
+    again = read_eagle3(tmp_path, target.get_input_embeddings().weight)
     rows = Rows(
         torch.randn(1, 5, 3 * HIDDEN), torch.randint(0, VOCAB, (1, 5)), torch.tensor([[1, 2]])
     )
@@ -160,7 +160,7 @@ def test_a_head_begins_as_the_targets_last_layer(target) -> None:
 def test_the_folder_is_the_common_format_and_loads_to_the_same_logits(
     target, tmp_path: Path
 ) -> None:
-    from safetensors.torch import load_file
+    from safetensors.torch import load_file, save_file
 
     head = randomised(make_eagle3(target))
     save_eagle3(head, tmp_path, FACTS)
@@ -204,7 +204,10 @@ def test_the_folder_is_the_common_format_and_loads_to_the_same_logits(
     assert tensors["t2d"].dtype == torch.bool and tensors[
         "t2d"
     ].nonzero().flatten().tolist() == list(KEPT)
-    again = load_eagle3(tmp_path, target.get_input_embeddings().weight)
+    # SpecForge calls the one layer midlayer
+    named = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
+    save_file(named, tmp_path / "model.safetensors")
+    again = read_eagle3(tmp_path, target.get_input_embeddings().weight)
     rows = Rows(
         torch.randn(1, 5, 3 * HIDDEN), torch.randint(0, VOCAB, (1, 5)), torch.tensor([[1, 2]])
     )
@@ -214,36 +217,33 @@ def test_the_folder_is_the_common_format_and_loads_to_the_same_logits(
 
 
 @pytest.mark.parametrize(
-    ("facts", "words"),
+    ("change", "words"),
     [
-        (TargetFacts("big", HIDDEN, LAYERS, VOCAB + 1), "vocabulary has 48 tokens, big has 49"),
-        (TargetFacts("wide", 2 * HIDDEN, LAYERS, VOCAB), "width 32, those of wide have 64"),
-        (TargetFacts("flat", HIDDEN, 3, VOCAB), "has layers 0 to 2"),
-        (TargetFacts("other", HIDDEN, LAYERS, VOCAB, "xyz"), "trained on the states of tiny"),
+        ({"vocab_size": VOCAB + 1}, "vocabulary of 48, the target one of 49"),
+        ({"hidden_size": 2 * HIDDEN}, "width 32, the target's have 64"),
+        ({"num_hidden_layers": 3}, "has layers 0 to 2"),
     ],
 )
 def test_a_head_of_another_target_is_refused(
-    target, tmp_path: Path, facts: TargetFacts, words: str
+    target, tmp_path: Path, change: dict[str, int], words: str
 ) -> None:
     save_eagle3(make_eagle3(target), tmp_path, FACTS)
-    assert check_head(tmp_path, FACTS) == "eagle3"
+    own = TargetRef("tiny", from_hf_config(target.config.to_dict()))
+    assert resolve_drafter(str(tmp_path), own).drafter.family == "eagle3"
+    other = TargetRef("other", own.architecture.replace(**change))
     with pytest.raises(ArchsearchError, match=words) as error:
-        check_head(tmp_path, facts)
+        resolve_drafter(str(tmp_path), other)
     assert "\n" not in str(error.value)
 
 
 def test_folders_that_do_not_say_enough_are_refused(target, tmp_path: Path) -> None:
     save_eagle3(make_eagle3(target), tmp_path, FACTS)
+    embedding = target.get_input_embeddings().weight
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "eagle_config": None}))
     with pytest.raises(ArchsearchError, match="does not name eagle_aux_hidden_state_layer_ids"):
-        check_head(tmp_path, FACTS)
+        read_eagle3(tmp_path, embedding)
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(MissingDataError, match="train the head first"):
-        load_eagle3(tmp_path, target.get_input_embeddings().weight)
-    (tmp_path / "config.json").write_text(
-        json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})
-    )
-    with pytest.raises(ArchsearchError, match="holds no EAGLE-3, P-EAGLE or Medusa head"):
-        check_head(tmp_path, FACTS)
+    with pytest.raises(MissingDataError, match="cannot read the weights"):
+        read_eagle3(tmp_path, embedding)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import torch
 
-from archsearch.errors import ArchsearchError
-from archsearch.training.heads.folder import TargetFacts, check_head, save_medusa
+from archsearch.training.heads.folder import TargetFacts, save_medusa
 from archsearch.training.heads.medusa import initialise_medusa
 from tests.doubles.head_files import load_medusa
 from tests.doubles.tiny_heads import HIDDEN, KEPT, LAYERS, VOCAB, make_deep_target
@@ -41,9 +39,6 @@ def test_heads_begin_as_the_targets_and_come_back_from_their_folder(tmp_path: Pa
     for head in range(3):
         assert torch.equal(again(hidden)[head], heads(hidden)[head])
     assert torch.equal(again.lm_head.weight, heads.lm_head.weight)
-    assert check_head(tmp_path, FACTS) == "medusa"
-    with pytest.raises(ArchsearchError, match="reads states of width 32"):
-        check_head(tmp_path, TargetFacts("wide", 64, LAYERS, VOCAB))
 
 
 def test_the_rows_of_dropped_tokens_never_win_near_the_mean(tmp_path: Path) -> None:
