@@ -80,7 +80,7 @@ def test_what_another_trainer_made_comes_back(with_run: Path) -> None:
     assert "go together" in refused(*own, "--weights", "trained")
     assert "--budget without" in refused(*taken, "--budget", "1s")
     assert "go together" in refused(*own, "--curve", "alpha.jsonl")
-    assert "for independent drafts" in refused(*own, "--weights", "trained", "--family", "medusa")
+    assert "leave --family out" in refused(*own, "--weights", "trained", "--family", "medusa")
     assert "measures any draft" in refused(*own, "--weights", "other", *kept)
     assert "no weights" in refused(*own, "--weights", "empty", *kept)
     Path("alpha.jsonl").write_text('{"tokens": 3, "alpha": 2}')
