@@ -18,6 +18,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.files import write_json
 from archsearch.models.targets import resolve_target
 from archsearch.needs import Needs
+from archsearch.recipes import plan
 from archsearch.recipes.plan import LIBRARIES, STAGES, choose_library, share_gpus
 from archsearch.runs.run import open_run
 from tests.cli.commands import call, last_json, refused, single_threaded
@@ -112,11 +113,16 @@ def test_the_alpha_of_the_last_stage_is_what_the_law_says(gpu_run: Path) -> None
         assert again.value == pytest.approx(score.alpha.value, abs=2e-3), family
 
 
-def test_speculators_gets_its_own_form(gpu_run: Path) -> None:
+def test_speculators_gets_its_own_form(gpu_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rank = rank_of(gpu_run, "eagle3")
     call("recipe", str(gpu_run), "--rank", str(rank))
     files = parsed(Path("recipe"))
     config, train = files["drafter/config.json"], files["train.yaml"]["train"]
+    assert train["optimizer"]["optimizer"] == "muon"
+    monkeypatch.setattr(plan, "LEAST_STEPS", 10**9)  # as of a text a million times shorter
+    call("recipe", str(gpu_run), "--rank", str(rank), "--output", "short")
+    optimizer = parsed(Path("short"))["train.yaml"]["train"]["optimizer"]
+    assert optimizer == {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.0}
     shape = open_run(gpu_run).score(rank).architecture
     assert (
         config["speculators_model_type"] == "eagle3"
