@@ -3,14 +3,15 @@ not be those of the profile.
 
 A pass costs the engine
 
-    seconds = c . FEATURES   c >= 0, least squares of the relative errors
+    seconds = c . [1, layers, weight bytes from memory, weight bytes from the cache, head bytes,
+    GEMM FLOPs, head FLOPs,
+                   KV bytes, tokens, layers x tokens]   c >= 0, least squares of the relative errors
 
-times a Gaussian process over the shape for what that misses. Three features are llama.cpp's alone:
-its kernels compute blocks of four rows (a pass of 3 tokens in Q8_0 takes longer than one of 4), and
-its attention takes as long as its arithmetic. Elsewhere too kernels are chosen by the number of
-tokens, so times jump: a pass that was itself measured, as every target's are, is answered by its
-row for as much as the row is surer than the smooth model. What a step takes beside its passes
-(sampling, scheduling, hand-over) is `AddedFit`.
+times a Gaussian process over the shape for what that misses. Kernels are chosen by the number of
+tokens, so times jump (OpenVINO's pass of 2 tokens takes longer than its pass of 4): a pass that was
+itself measured, as every target's are, is answered by its row for as much as the row is surer than
+the smooth model. What a step takes beside its passes (sampling, scheduling, hand-over) is
+`AddedFit`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Final
 import numpy as np
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.counts import body_parameters, cached_tokens, kv_cache_bytes
+from archsearch.architecture.counts import body_parameters, kv_cache_bytes
 from archsearch.architecture.grid import Pass, ShapeGrid
 from archsearch.architecture.ops import Attention, Gemm, Part, PassOps
 from archsearch.drafters.drafter import RoundPlan
@@ -47,9 +48,7 @@ FEATURES: Final = (
     "head flops",
     "kv bytes",
     "tokens",
-    "flops beyond blocks of 4 rows",
-    "flops of odd rows",
-    "attention flops",
+    "layer tokens",
 )
 MIN_PASS_ROWS: Final = 12
 # Relative std of the same pass from one start of an engine to the next: four starts of vLLM decoded
@@ -109,7 +108,6 @@ class EnginePasses:
 
     def __init__(self, profile: Profile, dtype: str, mode: str, engine: str) -> None:
         self.engine, self.dtype, self.mode = engine, dtype, mode
-        self.in_blocks = engine_facts(engine).gguf
         self.dtype_bytes = DTYPE_BYTES[dtype]
         self.cache_bytes = float(profile.device.get("last_level_cache_bytes") or (32 << 20))
 
@@ -157,19 +155,16 @@ class EnginePasses:
         self,
         layers: float,
         bytes_: tuple[float, float],
-        rows: tuple[float, float],
-        attention: tuple[float, float],
+        flops: tuple[float, float],
+        kv_bytes: float,
+        rows: float,
         share: float,
     ) -> list[float]:
-        """FEATURES; `bytes_` and `rows` of body and head, `attention`: FLOPs and bytes. In a loop,
-        the `share` of the weights that the cache cannot keep comes from memory again."""
+        """FEATURES; `bytes_` and `flops` of body and head. In a loop, the `share` of the weights
+        that the cache cannot keep comes from memory again."""
         body, head = bytes_
         parts = (1.0, layers, share * body, (1.0 - share) * body, head)
-        each = 2.0 * body / self.dtype_bytes, 2.0 * head / self.dtype_bytes  # FLOPs of a row
-        flops = [each[0] * rows[0], each[1] * rows[1]]
-        beyond = [each[0] * (rows[0] % n) + each[1] * (rows[1] % n) for n in (4, 2)]
-        blocks = [*beyond, attention[0]] if self.in_blocks else [0.0, 0.0, 0.0]
-        return [*parts, *flops, attention[1], rows[0], *blocks]
+        return [*parts, *flops, kv_bytes, rows, rows * layers]
 
     def _features(
         self, arch: Architecture, part: Part, cold: bool, is_target: bool, cache: CacheFit
@@ -177,15 +172,12 @@ class EnginePasses:
         body, head = body_parameters(arch), arch.head_rows * arch.hidden_size
         width, rows = self.dtype_bytes, float(part.batch * part.tokens)
         heads = rows if is_target else part.batch  # a draft needs each sequence's last token's only
-        total = part.context + part.tokens
         return self._vector(
             arch.num_hidden_layers,
             (body * width, head * width),
-            (rows, heads),
-            (
-                4.0 * rows * arch.q_size * cached_tokens(arch, total),
-                kv_cache_bytes(arch, total, width, part.batch),
-            ),
+            (2.0 * body * rows, 2.0 * head * heads),
+            kv_cache_bytes(arch, part.context + part.tokens, width, part.batch),
+            rows,
             1.0 if cold else cache.cold_share((body + head) * width),
         )
 
@@ -241,23 +233,16 @@ class EnginePasses:
             [(op, n) for op, n in counts.items() if isinstance(op, Gemm)]
             for counts in (ops.in_layers, ops.outside)
         )
-        weights = [
-            self.dtype_bytes * sum(n * op.weight_elements() for op, n in part)
-            for part in (body, head)
-        ]
-        rows = [float(max((op.m for op, _ in part), default=0)) for part in (body, head)]
-        cached = [(op, n) for op, n in ops.in_layers.items() if isinstance(op, Attention)]
-        attention = (
-            float(sum(n * op.flops() for op, n in cached)),
-            self.dtype_bytes * sum(n * op.kv_elements() for op, n in cached),
+        weights = [sum(n * op.weight_elements() for op, n in part) for part in (body, head)]
+        bytes_ = (self.dtype_bytes * weights[0], self.dtype_bytes * weights[1])
+        flops = sum(n * op.flops() for op, n in body), sum(n * op.flops() for op, n in head)
+        rows = max((op.m for op, _ in body or head), default=0)
+        cached = sum(
+            n * op.kv_elements() for op, n in ops.in_layers.items() if isinstance(op, Attention)
         )
-        share = 1.0 if cold else self.cache_.cold_share(max(sum(weights), 1))
+        share = 1.0 if cold else self.cache_.cold_share(max(sum(bytes_), 1))
         features = self._vector(
-            ops.layers,
-            (weights[0], weights[1]),
-            (rows[0] or rows[1], rows[1]),
-            attention,
-            share,
+            ops.layers, bytes_, flops, self.dtype_bytes * cached, float(rows), share
         )
         value = float(linear(self._coefficients, features))
         return Estimate(value, value * math.sqrt(float(np.mean(self.loo_**2))), "modelled")
