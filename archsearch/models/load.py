@@ -233,12 +233,6 @@ def converted_gguf(name: str, weights: Mapping[str, str]) -> Path:
     if (folder / "config.json").is_file():
         return folder
     gguf = packaged_gguf(name, weights)
-    if unread := read_gguf(gguf).unread:
-        raise ArchsearchError(
-            f"{gguf} has {unread}, which transformers does not read out of a GGUF: text, training"
-            " and the check of answers would be another model's; give --target the hub id or folder"
-            " of its weights (prices and llama.cpp's profile are right for the file)"
-        )
     log.info("converting %s to safetensors, once (about 20 s)", gguf.name)
     advice = "free space or set ARCHSEARCH_CACHE to another folder"
     with writing(folder, advice), scratch_dir(folder) as scratch:
@@ -262,6 +256,12 @@ def _convert_gguf(gguf: Path, folder: Path) -> None:
     weights move to a fresh one."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+    if unread := read_gguf(gguf).unread:
+        raise ArchsearchError(
+            f"{gguf} has {unread}, which transformers does not read out of a GGUF: text, training"
+            " and the check of answers would be another model's; give --target the hub id or folder"
+            " of its weights (prices and llama.cpp's profile are right for the file)"
+        )
     with quiet_transformers():
         loaded = AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32

@@ -57,7 +57,8 @@ class Taken:
 
 def train_rank(path: Path, rank: int, budget_s: float, taken: Taken | None = None) -> Trained:
     """Distil one candidate for `budget_s` seconds more, measure it and score it again. Continues
-    its checkpoint. `taken`: measure and keep what was trained elsewhere instead."""
+    its checkpoint. `taken`: measure and keep what was trained elsewhere instead; MissingDataError
+    where that has no weights."""
     session = SearchSession.reopen(path)
     score = session.run.score(rank)
     heads = taken is not None and score.family in HEAD_FAMILIES

@@ -688,14 +688,14 @@ def test_drafts_may_be_in_another_precision_that_was_measured(
 ) -> None:
     quick = session.scorer.with_gammas((1,))  # stands for drafts in q8_0
 
-    def scored(session: SearchSession, scorer: Scorer, score: Score) -> Score:
+    def scored(scorer: Scorer, score: Score, folder: Path) -> Score:
         return replace(score, speedup=replace(score.speedup, value=2.0 if scorer is quick else 1.0))
 
     def scorer_of(session: SearchSession, engine: str, dtype: str, drafts: str) -> Any:
         return quick if drafts == "q8_0" else session.scorer, ""
 
     monkeypatch.setattr(engine_ways, "serving_scorer", scorer_of)
-    monkeypatch.setattr(engine_ways, "_score", scored)
+    monkeypatch.setattr(engine_ways, "scored_by", scored)
     alone, drafted = engine_ways._ways(session, "llama.cpp", "float16", ["float16", "q8_0"])
     assert (alone.drafter, alone.dtype) == ("", "float16")
     assert drafted.drafter.endswith(" in q8_0") and drafted.dtype == "float16"
