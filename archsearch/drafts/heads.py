@@ -249,6 +249,7 @@ class HeadTrainer:
             _matches(head, texts, plan.gamma),
             head_folder(self.trainer.folder, plan.family),
         )
+        (folder / RECORD).unlink(missing_ok=True)  # it does not speak for other weights
         self._save(head, folder, texts)
         kept = len(head.lm_head.draft_token_ids)
         own: dict[str, Any] = {"rows": kept, "aux_layers": head.aux_layers}

@@ -224,11 +224,18 @@ def converted_gguf(name: str, weights: Mapping[str, str]) -> Path:
     `cache_dir()/targets/<name>`; of a given file with its size and time in the name.
 
     The folder appears by rename when it is complete. Raises ArchsearchError where the cache cannot
-    be written.
+    be written, and for a file that transformers would take for another model.
     """
     folder = cache_dir() / "targets" / name
     if "module" not in weights:
-        about = Path(weights["gguf"]).stat()
+        given = Path(weights["gguf"])
+        if unread := read_gguf(given).unread:
+            raise ArchsearchError(
+                f"{given} has {unread}, which transformers does not read out of a GGUF: text,"
+                " training and the check of answers would be another model's; give --target the hub"
+                " id or folder of its weights (prices and llama.cpp's profile are right)"
+            )
+        about = given.stat()
         folder = folder.with_name(f"{name}-{about.st_size}-{about.st_mtime_ns}")
     if (folder / "config.json").is_file():
         return folder
@@ -256,12 +263,6 @@ def _convert_gguf(gguf: Path, folder: Path) -> None:
     weights move to a fresh one."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    if unread := read_gguf(gguf).unread:
-        raise ArchsearchError(
-            f"{gguf} has {unread}, which transformers does not read out of a GGUF: text, training"
-            " and the check of answers would be another model's; give --target the hub id or folder"
-            " of its weights (prices and llama.cpp's profile are right for the file)"
-        )
     with quiet_transformers():
         loaded = AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from archsearch.engine_facts import engine_facts
 from archsearch.engines.environments.environment import overview
-from archsearch.errors import ArchsearchError
+from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.latency.engine_passes import known_engines
 from archsearch.models.files import has_weights
@@ -38,6 +38,7 @@ def write_engines(session: SearchSession) -> None:
     profile = Profile.load(Path(source.profile["folder"]))
     pairs, missing = profile.combinations(), dict[str, str]()
     ways: list[Way] = []
+    lacking: set[str] = set()
     for engine in here:
         before = len(ways)
         own = sorted({name for name, mode in pairs if engine in known_engines(profile, name, mode)})
@@ -45,9 +46,11 @@ def write_engines(session: SearchSession) -> None:
             drafts = [dtype, *own] if engine_facts(engine).gguf else [dtype]
             try:
                 ways += _ways(session, engine, dtype, dict.fromkeys(drafts))
-            except ArchsearchError:  # no passes of that precision; weights it does not run
+            except MissingDataError:  # no passes of that precision
+                lacking.add(engine)
+            except ArchsearchError:  # weights it does not run
                 continue
-        if len(ways) == before:
+        if len(ways) == before and engine in lacking:
             missing[engine] = profile_command(session, engine, served_dtype(session, engine))
     save(session.run.path / ENGINES_FILE, EngineWays(source.dtype, tuple(ways), missing))
 

@@ -24,13 +24,18 @@ from archsearch.drafters.heads import ChainHead
 from archsearch.drafters.models import Independent
 from archsearch.engine_facts import engine_facts, shared_by
 from archsearch.errors import ArchsearchError
-from archsearch.hardware.identify import resolve_device
 from archsearch.models.targets import NamedDrafter, TargetRef, resolve_drafter, resolve_target
 from archsearch.needs import Needs, TrainingBudget
 from archsearch.pipeline.families import kind_of
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, served_target
 from archsearch.pipeline.rounds_explained import difference, free_layers, served_by, warnings_of
-from archsearch.pipeline.serving import ANSWER, check_batch, engine_requests, served_words
+from archsearch.pipeline.serving import (
+    ANSWER,
+    check_batch,
+    device_of,
+    engine_requests,
+    served_words,
+)
 from archsearch.pipeline.training_budget import asked_budget, budget_s, with_budget
 from archsearch.report.phrases import Asked
 from archsearch.report.terminal.estimate import Difference, Entry, Estimated, WithPrompts
@@ -99,14 +104,15 @@ def _as_trees(named: Sequence[NamedDrafter], text: str) -> list[NamedDrafter]:
     return found
 
 
-def _in_format(each: NamedDrafter, name: str, asked: WorkloadRequest) -> NamedDrafter:
+def _in_format(each: NamedDrafter, name: str, request: EstimateRequest) -> NamedDrafter:
     """An independent draft with the weights of its layers in a format. Raises ArchsearchError for
-    another drafter, and on a CPU."""
-    on_cpu = asked.profile is None and resolve_device(asked.gpu or "cpu").kind == "cpu"
-    if on_cpu or not isinstance(each.drafter, Independent):
+    another drafter, on a CPU, and in an engine of GGUF files."""
+    other = device_of(request.asked).kind == "cpu"
+    other = other or any(engine_facts(engine).gguf for engine in request.engines)
+    if other or not isinstance(each.drafter, Independent):
         raise ArchsearchError(
             f"{each.name}: --draft-dtype {name} prices the weights of independent drafts on a GPU;"
-            " heads are priced in bfloat16 or fp8, drafts on a CPU in GGUF's formats"
+            " heads are priced in bfloat16 or fp8, drafts on a CPU or in llama.cpp in a GGUF's"
         )
     note = (
         f"{WEIGHT_BYTES[name]:g} bytes a weight of its layers, modelled as a target's; they are to"
@@ -223,7 +229,7 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
         named = _as_trees(named, request.tree)
     narrow = (request.asked.draft_dtype or "").lower()
     if narrow in WEIGHT_BYTES.keys() - DTYPE_BYTES.keys():  # a format of weights alone
-        named = [_in_format(each, narrow, request.asked) for each in named]
+        named = [_in_format(each, narrow, request) for each in named]
         request = replace(request, asked=replace(request.asked, draft_dtype=None))
     kind, mix = kind_of([each.drafter.rounds for each in named]), request.mix
     for asked in _requests(request, named, kind):

@@ -61,7 +61,7 @@ def with_engine(asked: WorkloadRequest, drafter: RoundKind = "draft_model") -> W
 
     Raises ArchsearchError where no such engine runs so.
     """
-    device = _device(asked)
+    device = device_of(asked)
     facts = engine_facts(asked.engine or default_engine(device, asked.mode))
     check_engine(facts, device)
     rounds = rounds_of(asked, facts.name, device, drafter)
@@ -106,7 +106,7 @@ def engine_requests(
             name
             or next(iter(by_engine), None)
             or asked.engine
-            or default_engine(_device(asked), asked.mode)
+            or default_engine(device_of(asked), asked.mode)
         )
         engine_facts(name)
         by_engine.setdefault(name, []).append(version)
@@ -269,7 +269,8 @@ def served_words(
     return f"{engine} {rounds.version}{more}" + (f", {rounds.costs.title}" if how else "")
 
 
-def _device(asked: WorkloadRequest) -> Device:
+def device_of(asked: WorkloadRequest) -> Device:
+    """A profile's own device, else the one named."""
     if asked.profile is not None:
         return Device.from_dict(Profile.load(asked.profile).device)
     return resolve_device(asked.gpu or "cpu")

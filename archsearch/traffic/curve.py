@@ -57,7 +57,8 @@ def at(scorer: Scorer, drafter: Drafter, axis: Axis, x: float) -> Scorer:
     if axis == "gamma":
         return scorer.with_gammas((int(x),))
     known = scorer.predicted_acceptance(drafter)
-    if known.taus is not None:  # as counted; alpha is another one, as sure as it is given
+    # as counted; alpha is another one, as sure as it is given
+    if known.taus is not None and getattr(drafter, "tree", None) is None:
         sure, drift = Estimate(x, 0.0, "given"), replace(known.acceptance.drift, std=0.0)
         taus = {gamma: speculation.tau_estimate(sure, gamma, drift) for gamma in known.taus}
         own = FamilyAcceptance(Acceptance(sure, drift), taus=taus)

@@ -232,6 +232,8 @@ def test_estimate_prices_a_draft_with_weights_in_4_bits() -> None:
     assert spread[0] < spread[1]
     head = ("--draft", "eagle3", "--draft-dtype", "int4")
     assert "independent drafts on a GPU" in refused("estimate", *asked, *head)
+    one = ("--draft", "llama-3.2-1b", "--draft-dtype", "int4")
+    assert "in llama.cpp" in refused("estimate", *asked[:4], "--engine", "llama.cpp", *one)
     for command in (("search",), ("estimate", "--draft", "llama-3.2-1b")):
         given = ("--draft-dtype", "int4,bfloat16")
         assert "--draft-dtype int4" in refused(*command, *asked[:4], *given)
