@@ -11,7 +11,8 @@ from archsearch.drafters.heads import Eagle3
 from archsearch.drafters.registry import read_drafter
 from archsearch.errors import ArchsearchError
 from archsearch.models.targets import resolve_target
-from archsearch.pipeline.estimate import EstimateRequest, price_drafts
+from archsearch.pipeline.curves import estimate_curves
+from archsearch.pipeline.estimate import EstimateRequest, estimate_drafts, price_drafts
 from archsearch.speedup import Tree
 from archsearch.workload import WorkloadRequest
 
@@ -61,3 +62,11 @@ def test_what_cannot_draft_that_tree_is_refused_in_one_line(changes: dict, words
     with pytest.raises(ArchsearchError, match=words) as refused:
         price_drafts(replace(EstimateRequest("llama-3.1-8b", ("eagle3",), SGLANG), **changes))
     assert "\n" not in str(refused.value)
+
+
+def test_along_alpha_a_tree_keeps_what_a_tree_accepts() -> None:
+    asked = WorkloadRequest(gpu="h100", engine="sglang")
+    request = EstimateRequest("llama-3.1-8b", ("eagle3",), tree="4,5,32", asked=asked)
+    (swept,) = estimate_curves(request, "alpha", "0.6:0.8:3").curves
+    one = estimate_drafts(replace(request, alpha="0.6")).drafts[0].score
+    assert swept.curve.points[0].tau.value == pytest.approx(one.tau.value)
