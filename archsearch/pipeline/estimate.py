@@ -104,23 +104,29 @@ def _as_trees(named: Sequence[NamedDrafter], text: str) -> list[NamedDrafter]:
     return found
 
 
-def _in_format(each: NamedDrafter, name: str, request: EstimateRequest) -> NamedDrafter:
-    """An independent draft with the weights of its layers in a format. Raises ArchsearchError for
+def _in_format(
+    named: Sequence[NamedDrafter], name: str, request: EstimateRequest
+) -> list[NamedDrafter]:
+    """Independent drafts with the weights of their layers in a format. Raises ArchsearchError for
     another drafter, on a CPU, and in an engine of GGUF files."""
-    other = device_of(request.asked).kind == "cpu"
-    other = other or any(engine_facts(engine).gguf for engine in request.engines)
-    if other or not isinstance(each.drafter, Independent):
-        raise ArchsearchError(
-            f"{each.name}: --draft-dtype {name} prices the weights of independent drafts on a GPU;"
-            " heads are priced in bfloat16 or fp8, drafts on a CPU or in llama.cpp in a GGUF's"
-        )
-    note = (
-        f"{WEIGHT_BYTES[name]:g} bytes a weight of its layers, modelled as a target's; they are to"
-        " be quantised first, and what that costs in acceptance is not known"
+    elsewhere = device_of(request.asked).kind == "cpu" or any(
+        engine_facts(engine).gguf for engine in request.engines
     )
-    shape = each.drafter.architecture.in_format(name)
-    drafter = replace(each.drafter, architecture=shape)
-    return replace(each, name=f"{each.name} in {name}", drafter=drafter, notes=[*each.notes, note])
+    note = (
+        f"{WEIGHT_BYTES[name]:g} bytes a weight of its layers, modelled as a target's, once"
+        " quantised; what that costs in acceptance is not known"
+    )
+    found = []
+    for each in named:
+        if elsewhere or not isinstance(each.drafter, Independent):
+            raise ArchsearchError(
+                f"{each.name}: --draft-dtype {name} prices the weights of independent drafts on a"
+                " GPU; heads take bfloat16 or fp8, drafts on a CPU or in llama.cpp a GGUF's"
+            )
+        drafter = replace(each.drafter, architecture=each.drafter.architecture.in_format(name))
+        title, notes = f"{each.name} in {name}", [*each.notes, note]
+        found.append(replace(each, name=title, drafter=drafter, notes=notes))
+    return found
 
 
 @dataclass(frozen=True)
@@ -229,7 +235,7 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
         named = _as_trees(named, request.tree)
     narrow = (request.asked.draft_dtype or "").lower()
     if narrow in WEIGHT_BYTES.keys() - DTYPE_BYTES.keys():  # a format of weights alone
-        named = [_in_format(each, narrow, request) for each in named]
+        named = _in_format(named, narrow, request)
         request = replace(request, asked=replace(request.asked, draft_dtype=None))
     kind, mix = kind_of([each.drafter.rounds for each in named]), request.mix
     for asked in _requests(request, named, kind):

@@ -100,7 +100,7 @@ class Worker:
             limits["max_num_batched_tokens"] = max(8192, int(ask["concurrency"]) * (self.gamma + 2))
         if ask.get("memory_share"):
             limits["gpu_memory_utilization"] = float(ask["memory_share"])
-        if ask.get("quantization") and "quantization_config" not in (configs[0] or {}):
+        if ask.get("quantization") and "quantization_config" not in configs[0]:
             limits["quantization"] = ask["quantization"]
         self.llm = LLM(
             model=ask["target"],
