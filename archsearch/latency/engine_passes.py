@@ -202,7 +202,9 @@ class EnginePasses:
     def _row(self, own: list[tuple[int, float, float]], context: int) -> tuple[float, float, float]:
         """log(measured / base) of the row of a pass nearest to a context, its error, and how much
         it counts beside the smooth model."""
-        _, ratio, error = min(own, key=lambda row: abs(row[0] - context))
+        weights = np.array([error**-2 for _, _, error in own])
+        ratio = float(np.average([ratio for _, ratio, _ in own], weights=weights))
+        error = float(weights.sum() ** -0.5)
         # what the smooth part leaves over: jumps of kernels, where a row is steady
         structure = self._residual.noise
         return ratio, error, structure / (structure + error**2)
