@@ -385,6 +385,7 @@ def llama_cpp(setup: Setup) -> Serving:
     tokens, least = setup.stops.get("llama.cpp", (setup.gamma, 0.0))
     draft, gamma = str(setup.folder / GGUF_FILE), str(tokens)
     kind = "draft-simple" if setup.family == INDEPENDENT else f"draft-{setup.family}"
+    lookup = ENGINES["llama.cpp"].newest_ngram
     named = ("`TARGET.gguf` is the target in GGUF.",) * (setup.target_gguf == "TARGET.gguf")
     notes = (
         "Measure before you serve: on a CPU llama.cpp's pass over several tokens can cost several"
@@ -395,6 +396,9 @@ def llama_cpp(setup: Setup) -> Serving:
         if least
         else "`p-min 0` makes it draft exactly gamma tokens (some builds stop earlier by default,"
         " where the draft is unsure).",
+        "An n-gram lookup before it: `--spec-type ngram-simple,"
+        f"{kind} --spec-ngram-simple-size-n {lookup} --spec-ngram-simple-size-m {gamma}"
+        " --spec-ngram-simple-min-hits 1`.",
         *named,
         f"Builds from before the flags were renamed take `-md {shlex.quote(draft)} --draft-max"
         f" {gamma} --draft-min 0 --draft-p-min {least:g}`.",

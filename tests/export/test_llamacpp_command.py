@@ -19,7 +19,9 @@ from archsearch.engines.llamacpp.engine import LlamaCppEngine, gguf_of
 from archsearch.export.card import ExportSource, ExportTarget
 from archsearch.export.folder import export
 from archsearch.models.drafts import build_draft, save_draft
-from tests.engines.vllm.test_vllm_heads import engine_here, make_target
+from archsearch.training.heads.eagle3 import initialise_eagle3
+from archsearch.training.heads.folder import TargetFacts, eagle3_config, save_eagle3
+from tests.engines.vllm.test_vllm_heads import AUX, engine_here, make_target
 
 LLAMA_SERVER = """#!{python}
 # The package has no llama-server, but all that makes one: the parser of its flags and the server.
@@ -50,10 +52,19 @@ def printed(folder: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "q8_0"])
-def test_the_printed_command_serves_the_targets_text(dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["independent", "eagle3"])
+def test_the_printed_commands_serve_the_targets_text(
+    family: str, dtype: str, tmp_path: Path
+) -> None:
     engine_here("llama.cpp")
-    arch = from_hf_config(make_target(tmp_path / "target").config.to_dict())
-    save_draft(build_draft(arch.replace(num_hidden_layers=1)), tmp_path / "draft")
+    model = make_target(tmp_path / "target")
+    arch = from_hf_config(model.config.to_dict())
+    if family == "eagle3":
+        decoder = eagle3_config(arch.replace(num_hidden_layers=1), model)
+        head = initialise_eagle3(model, decoder, AUX, tuple(range(arch.vocab_size)))
+        save_eagle3(head, tmp_path / "draft", TargetFacts.of(arch, "tiny"))
+    else:
+        save_draft(build_draft(arch.replace(num_hidden_layers=1)), tmp_path / "draft")
     target = gguf_of(tmp_path / "target", "float16", into=tmp_path)
     source = ExportSource(
         tmp_path / "draft", 3, target=ExportTarget("mine", gguf=target), gguf_dtype=dtype
@@ -97,7 +108,12 @@ def test_the_printed_command_serves_the_targets_text(dtype: str, tmp_path: Path)
             server.kill()
             return found
 
-    answer = json.loads(served(command))
-    assert tuple(answer["tokens"]) == alone[0].token_ids
-    assert answer["timings"]["draft_n"] > 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    (chain,) = re.findall(r"`(--spec-type ngram-simple,[^`]+)`", " ".join(card.split()))
+    with_lookup = re.sub(r"--spec-type \S+", chain, command)
+    assert with_lookup != command
+    for each in (command, with_lookup):
+        answer = json.loads(served(each))
+        assert tuple(answer["tokens"]) == alone[0].token_ids
+        assert answer["timings"]["draft_n"] > 0
     assert served(command.replace("--spec-draft-n-max", "--spec-draft-most")) == ""

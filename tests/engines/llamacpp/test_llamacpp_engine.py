@@ -203,6 +203,6 @@ def test_a_server_that_does_not_come_up_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     engine = own_server(tmp_path, monkeypatch, fault)
-    with pytest.raises(RunFailed, match=f"status 1 while loading: error: {fault}") as told:
+    with pytest.raises(ArchsearchError, match=f"status 1 while loading: error: {fault}") as told:
         engine.start(tmp_path / "draft", tmp_path / "draft", 2)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(told.value) and not isinstance(told.value, RunFailed)  # exit status 2

@@ -210,7 +210,7 @@ class Worker:
             if self.process.poll() is not None:
                 log.seek(0)
                 said = log.read().decode("utf-8", "replace").strip().splitlines() or [""]
-                raise Failed(
+                raise UserError(
                     f"{self.own} ended with status {self.process.returncode} while loading:"
                     f" {said[-1][:300]}"
                 )
