@@ -5,10 +5,11 @@ trained.
     beta ~ N(mean, covariance)  one coefficient per term of COEFFICIENTS
 
 Effects are nearly additive in logit(alpha) across published studies. The table of published
-measurements is published.csv, with this project's own sketches in anchors.yaml. A term that it
-covers has the posterior of a regression with random effects (`benchmarks/published_levels.py`).
-Other terms (narrow or over-wide drafts, fewer KV heads, windows) keep the prior of its
-`PriorTerms`. `published_fit.json` and `known_targets.npz` hold the outcome: nothing is fitted here.
+measurements is benchmarks/data/published.csv, with this project's own sketches in anchors.yaml. A
+term that it covers has the posterior of a regression with random effects
+(`benchmarks/published_levels.py`). Other terms (narrow or over-wide drafts, fewer KV heads,
+windows) keep the prior of its `PriorTerms`. `published_fit.json` and `known_targets.npz` hold the
+outcome: nothing is fitted here.
 
 For a *new* target the spread over studies and lots is part of the intercept's std, the spread of a
 domain over studies and data sets part of each domain's. All drafts of a search share both: the std
