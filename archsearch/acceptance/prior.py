@@ -49,7 +49,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.grid import ShapeGrid
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Array, Estimate, Numbers
-from archsearch.speedup import alpha_from_tau, logit, sigmoid, tau
+from archsearch.speedup import alpha_from_tau, logit, rising_root, sigmoid, tau
 
 # FR-Spec (Llama-3-8B, EAGLE-2): tau loses 2.3 h^1.54 % when the head is cut by 2^h, at a tau of
 # 3.89 with drafts 6 deep.
@@ -141,13 +141,9 @@ def assumed_coverage(halvings: float) -> float:
 def _untrimmed_alpha(alpha: float, coverage: float) -> float:
     """The full-head alpha that `trimmed_alpha` turns into `alpha` (the smallest, where the curve
     bends back)."""
-    low, high = alpha, 0.995
-    if coverage >= 1.0 or trimmed_alpha(high, coverage) <= alpha:
-        return alpha if coverage >= 1.0 else high
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if trimmed_alpha(middle, coverage) < alpha else (low, middle)
-    return (low + high) / 2
+    if coverage >= 1.0:
+        return alpha
+    return rising_root(lambda full: float(trimmed_alpha(full, coverage)), alpha, alpha, 0.995)
 
 
 def text_std(domain: str, spread: Mapping[str, float], *, own: bool = True) -> float:

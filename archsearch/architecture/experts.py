@@ -15,6 +15,7 @@ from typing import Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import InvalidShapeError
+from archsearch.speedup import rising_root
 
 ROUTING_SKEW: Final = 0.7
 """Exponent of the popularity of experts that is taken where nobody says: the r-th most popular is
@@ -72,13 +73,10 @@ def popularity(experts: int, per_token: int, skew: float) -> tuple[float, ...]:
     def chosen(pace: float) -> list[float]:
         return [-math.expm1(-pace * weight) for weight in weights]
 
-    low, high = 0.0, 1.0
+    high = 1.0
     while sum(chosen(high)) < per_token:
         high *= 2.0
-    for _ in range(50):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if sum(chosen(middle)) < per_token else (low, middle)
-    return tuple(chosen(high))
+    return tuple(chosen(rising_root(lambda pace: sum(chosen(pace)), per_token, 0.0, high)))
 
 
 @lru_cache(maxsize=65536)
