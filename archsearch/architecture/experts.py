@@ -80,28 +80,14 @@ def popularity(experts: int, per_token: int, skew: float) -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=65536)
-def experts_touched(experts: int, per_token: int, tokens: int, skew: float) -> float:
-    """Distinct experts that `tokens` tokens are expected to touch: the sum over experts of 1 - (1 -
-    p)^tokens.
-
-    Uniform (skew 0): experts x (1 - (1 - per_token / experts)^tokens). Tokens are taken to choose
-    independently.
-    """
-    return sum(
-        1.0 - (1.0 - chance) ** tokens for chance in popularity(experts, per_token, float(skew))
-    )
-
-
-@lru_cache(maxsize=65536)
 def busiest_rank(experts: int, per_token: int, tokens: int, ranks: int, skew: float) -> float:
-    """Distinct experts of the rank that holds most of those touched, with the popular ones dealt
-    out to all ranks in turn.
+    """Distinct experts that `tokens` tokens are expected to touch, of the rank that holds most of
+    them, with the popular ones dealt out to all ranks in turn.
 
-    Ranks differ by chance: the largest of r normal draws lies Phi^-1((r - 3/8) / (r + 1/4)) stds
-    above their mean (Blom 1958).
+    Of one rank the sum over experts of 1 - (1 - p)^tokens: tokens are taken to choose
+    independently. Ranks differ by chance: the largest of r normal draws lies Phi^-1((r - 3/8) / (r
+    + 1/4)) stds above their mean (Blom 1958), of one draw none.
     """
-    if ranks == 1:
-        return experts_touched(experts, per_token, tokens, skew)
     hit = [
         1.0 - (1.0 - chance) ** tokens
         for chance in popularity(experts, per_token, float(skew))[::ranks]

@@ -72,7 +72,7 @@ def weight_format(quantisation: object) -> str:
         if method:
             return f"quant_method {method!r}"
         return "a quantization_config without quant_method"
-    found = reader(quantisation)
+    found = reader if isinstance(reader, str) else reader(quantisation)
     return found if found in WEIGHT_BYTES else f"{method} with {found}"
 
 
@@ -141,19 +141,15 @@ def _quark(quantisation: Config) -> str:
     return _QUARK.get(str(dtype), f"weights in {dtype}")
 
 
-def _always(name: str) -> Callable[[Config], str]:
-    return lambda _: name
-
-
-_QUANTISED: Final[dict[str, Callable[[Config], str]]] = {
-    "fp8": _always(FP8),
-    "fbgemm-fp8": _always(FP8),
-    "modelopt-fp8": _always(FP8),
-    "nvfp4": _always("nvfp4"),
-    "modelopt-fp4": _always("nvfp4"),
-    "mxfp4": _always("mxfp4"),
-    "eetq": _always("int8"),
-    "experts-int8": _always("int8"),
+_QUANTISED: Final[dict[str, str | Callable[[Config], str]]] = {
+    "fp8": FP8,
+    "fbgemm-fp8": FP8,
+    "modelopt-fp8": FP8,
+    "nvfp4": "nvfp4",
+    "modelopt-fp4": "nvfp4",
+    "mxfp4": "mxfp4",
+    "eetq": "int8",
+    "experts-int8": "int8",
     "awq": _bits,
     "gptq": _bits,
     "auto-round": _bits,

@@ -54,11 +54,12 @@ class ReduceTable:
     lines: Mapping[int, tuple[Array, Array]]
 
     @classmethod
-    def of(cls, points: Iterable[tuple[int, int, float]]) -> ReduceTable:
-        """From (ranks, elements, seconds)."""
+    def of(cls, rows: Iterable[Measurement]) -> ReduceTable:
+        """From all-reduce rows."""
         by_ranks: dict[int, list[tuple[float, float]]] = {}
-        for ranks, elements, seconds in points:
-            by_ranks.setdefault(ranks, []).append((math.log(elements), math.log(seconds)))
+        for row in rows:
+            sizes, seconds = row.sizes(), math.log(row.median_s)
+            by_ranks.setdefault(sizes["ranks"], []).append((math.log(sizes["elements"]), seconds))
         columns = {ranks: np.array(sorted(found)).T for ranks, found in by_ranks.items()}
         return cls({ranks: (both[0], both[1]) for ranks, both in columns.items()})
 
@@ -87,7 +88,7 @@ class AllReduces:
         row_std: float,
     ) -> None:
         rows = list(rows)
-        self._own = ReduceTable.of(points_of(rows))
+        self._own = ReduceTable.of(rows)
         self._device, self._dtype, self._mode = device, dtype, mode
         # archsearch measures NCCL; for small messages serving engines have kernels of their own
         self._row_std = (
@@ -168,11 +169,4 @@ def _read_table(path: Path, mode: str) -> ReduceTable:
         line for line in path.read_text(encoding="utf-8").splitlines() if '"all_reduce"' in line
     ]
     rows = [Measurement.from_dict(json.loads(line)) for line in lines]
-    return ReduceTable.of(
-        points_of(row for row in rows if row.mode == mode and row.dtype in TABLE_DTYPES)
-    )
-
-
-def points_of(rows: Iterable[Measurement]) -> list[tuple[int, int, float]]:
-    """(ranks, elements, seconds) of all-reduce rows."""
-    return [(row.sizes()["ranks"], row.sizes()["elements"], row.median_s) for row in rows]
+    return ReduceTable.of(row for row in rows if row.mode == mode and row.dtype in TABLE_DTYPES)
