@@ -25,7 +25,7 @@ import numpy as np
 
 from archsearch.architecture.ops import AllReduce
 from archsearch.errors import MissingDataError
-from archsearch.estimate import Array
+from archsearch.estimate import Array, N
 from archsearch.files import read_json
 from archsearch.latency.datasheet import LINK_LATENCY_S
 from archsearch.paths import data_dir
@@ -63,12 +63,13 @@ class ReduceTable:
         columns = {ranks: np.array(sorted(found)).T for ranks, found in by_ranks.items()}
         return cls({ranks: (both[0], both[1]) for ranks, both in columns.items()})
 
-    def seconds(self, ranks: int, elements: int) -> float:
+    def seconds(self, ranks: int, elements: N) -> N:
         """On straight lines between the rows of that rank count; beyond the largest in proportion
-        to the elements."""
+        to the elements (a number or an array)."""
         sizes, times = self.lines[ranks]
-        asked = math.log(max(1, elements))
-        return math.exp(float(np.interp(asked, sizes, times)) + max(0.0, asked - float(sizes[-1])))
+        asked = np.log(np.maximum(1, elements))
+        found: N = np.exp(np.interp(asked, sizes, times) + np.maximum(0.0, asked - sizes[-1]))
+        return found
 
     def nearest(self, ranks: int) -> int:
         """The rank count with rows that is nearest to `ranks`, the smaller of two."""

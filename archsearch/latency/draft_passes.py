@@ -90,7 +90,8 @@ class LatencyOfRounds:
         )
 
     def added_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
-        """What the engine adds to a round, where its host is not modelled."""
+        """What the engine was measured to add to a round; nothing where its host is modelled, or
+        nothing is known of it."""
         return NOTHING_S
 
     def added_layer_s(self, target: Architecture) -> float:

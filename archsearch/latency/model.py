@@ -378,11 +378,11 @@ class LatencyModel(FittedPasses, DraftPasses):
         return (replace(part, tokens=1), cold) if guessed else asked
 
     def added_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
-        """What the engine was measured to add to a round; 0 where nothing is known of it."""
+        """What the engine was measured to add to a round."""
         if self.engine_ is not None:
             return self.engine_.rest_.round_s(gamma, workload.batch_size)
         known = self._engine_costs(target.vocab_size)
-        return known.round_s(gamma) if known is not None else Estimate(0.0, 0.0, "modelled")
+        return known.round_s(gamma) if known else super().added_s(target, workload, gamma)
 
     def drafted_s(
         self, drafter: Drafter, rows: RoundRows, plan: RoundPlan
