@@ -94,8 +94,7 @@ def known_drafts(
         if file is None or shape is None:
             continue
         sketch = _sketch_then(path, {"prompts": file.prompts_file})
-        observation = file.observation(shape)
-        found.append(_on_text(KnownDraft(observation, path, "unknown"), sketch, asked))
+        found.append(_on_text(file.observation(shape), path, sketch, asked))
     return found
 
 
@@ -164,15 +163,18 @@ def _drafts_of(
             observation = AcceptanceObservation(
                 draft.architecture, draft.alpha, _context(arguments, target, draft)
             )
-            known = _on_text(KnownDraft(observation, run, "unknown"), sketch, asked)
+            known = _on_text(observation, run, sketch, asked)
         except (ArchsearchError, TypeError, ValueError):
             continue  # asked with values that another version knew
         found.setdefault(draft.architecture, known)
     return list(found.values())
 
 
-def _on_text(draft: KnownDraft, sketch: TextSketch | None, asked: AskedText) -> KnownDraft:
-    text, alike, match, context = str(draft.run), 0.0, draft.match, draft.observation.context
+def _on_text(
+    observation: AcceptanceObservation, run: Path, sketch: TextSketch | None, asked: AskedText
+) -> KnownDraft:
+    text, alike, context = str(run), 0.0, observation.context
+    match: Match = "unknown"
     if sketch is not None:
         text = sketch.digest
         if asked.sketch is not None:
@@ -180,8 +182,8 @@ def _on_text(draft: KnownDraft, sketch: TextSketch | None, asked: AskedText) -> 
             match = "same" if text == asked.sketch.digest else "other"
     if alike >= SAME_DOMAIN and asked.domain:
         context = replace(context, domain=asked.domain)
-    known = replace(draft.observation, likeness=alike, text=text, context=context)
-    return replace(draft, observation=known, match=match)
+    known = replace(observation, likeness=alike, text=text, context=context)
+    return KnownDraft(known, run, match)
 
 
 def _sketch_then(written: Path, arguments: Mapping[str, object]) -> TextSketch | None:
