@@ -37,6 +37,7 @@ from archsearch.acceptance.terms import (
     COEFFICIENTS,
     FEATURE_DRAFTERS,
     REFERENCE_GAMMA,
+    SHAPE_TERMS,
     Term,
     domain_terms,
     load_fit,
@@ -428,7 +429,7 @@ class PriorAcceptance:
         terms = _terms(architecture, context, self.names_)
         rows = []
         for name in self.names_:
-            if name not in ("intercept", *_SHAPE_ROWS) and name not in terms:
+            if name not in terms and (name not in SHAPE_TERMS or name in _WHERE_SAID):
                 continue
             index, value = self.names_.index(name), terms.get(name, 0.0)
             std = abs(value) * math.sqrt(max(float(self.covariance_[index, index]), 0.0))
@@ -475,21 +476,10 @@ class PriorAcceptance:
         return f"{coefficient}{per}; {basis}"
 
 
-# Terms that are listed also where they are 0: the shape's.
-_SHAPE_ROWS: Final = (
-    "size",
-    "target_size",
-    "depth",
-    "single_layer",
-    "overwide",
-    "narrow",
-    "temperature",
-    "grouped",
-    "single_kv_head",
-    "cut_by_window",
-    "cut_far",
-    "window",
-)
+# The shape's terms are listed also where they are 0, but for these.
+_WHERE_SAID: Final = (
+    "learnt early late tuned head_tokens long_context sees_target block_depth"
+).split()
 _UNITS: Final = {
     "learnt": "logit by the law of excess loss",
     "size": "decades of body / target's from 1/15",

@@ -24,6 +24,7 @@ from archsearch.architecture.hf_families import (
     SAME_AS,
     extend,
     quantised,
+    required,
     text_config,
 )
 from archsearch.architecture.hf_fields import Config, check_fields, short
@@ -144,15 +145,6 @@ def _from_our_key(fields: object) -> Architecture:
         ) from None
 
 
-def _required(config: Config, name: str) -> int:
-    value: int | None = config.get(name)
-    if value is None:
-        raise InvalidShapeError(
-            f"config.json of model_type {config.get('model_type')!r} needs {name}"
-        )
-    return value
-
-
 def _rope_theta(config: Config) -> float:
     for place in (config.get("rope_parameters"), config.get("rope_scaling"), config):
         if isinstance(place, Mapping) and isinstance(place.get("rope_theta"), int | float):
@@ -164,7 +156,7 @@ def _from_rotary(config: Config, model_type: str) -> Architecture:
     """Llama, Mistral, Ministral, Qwen2, Qwen3: rotary positions, RMSNorm, gated MLP."""
     family = (FAMILIES | READ_ONLY)[model_type]
     hidden, heads, layers = (
-        _required(config, name)
+        required(config, name)
         for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")
     )
     # Absent and null differ: null always means "as many as the query heads" ("hidden_size / heads"
@@ -178,12 +170,12 @@ def _from_rotary(config: Config, model_type: str) -> Architecture:
     )
     return Architecture(
         hidden_size=hidden,
-        intermediate_size=_required(config, "intermediate_size"),
+        intermediate_size=required(config, "intermediate_size"),
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads if kv_heads is None else kv_heads,
         head_dim=hidden // heads if head_dim is None else head_dim,
-        vocab_size=_required(config, "vocab_size"),
+        vocab_size=required(config, "vocab_size"),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", family.tie_word_embeddings)),
         attention_bias=all_biases or model_type == "qwen2",
         attention_output_bias=all_biases,
@@ -233,7 +225,7 @@ def minimal_pattern(windows: list[int | None]) -> str:
 
 def _from_opt(config: Config) -> Architecture:
     """OPT: learned positions (offset 2), LayerNorm, biases, plain MLP, tied embeddings."""
-    hidden, heads = _required(config, "hidden_size"), _required(config, "num_attention_heads")
+    hidden, heads = required(config, "hidden_size"), required(config, "num_attention_heads")
     if config.get("word_embed_proj_dim", hidden) not in (hidden, None) or not config.get(
         "do_layer_norm_before", True
     ):
@@ -255,12 +247,12 @@ def _from_opt(config: Config) -> Architecture:
     positions = config.get("max_position_embeddings", FAMILIES["opt"].max_position_embeddings)
     return Architecture(
         hidden_size=hidden,
-        intermediate_size=_required(config, "ffn_dim"),
-        num_hidden_layers=_required(config, "num_hidden_layers"),
+        intermediate_size=required(config, "ffn_dim"),
+        num_hidden_layers=required(config, "num_hidden_layers"),
         num_attention_heads=heads,
         num_key_value_heads=heads,
         head_dim=hidden // heads,
-        vocab_size=_required(config, "vocab_size"),
+        vocab_size=required(config, "vocab_size"),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", True)),
         gated_mlp=False,
         rms_norm=False,

@@ -250,8 +250,8 @@ def quantised(config: Config, arch: Architecture) -> Architecture:
     return arch.replace(served_dtype=found) if found else arch
 
 
-def _number(config: Config, *names: str) -> int:
-    """The first of `names` that is there."""
+def required(config: Config, *names: str) -> int:
+    """The first of `names` that is there. Raises InvalidShapeError for none."""
     for name in names:
         if config.get(name) is not None:
             return int(config[name])
@@ -282,8 +282,8 @@ def _mixture(config: Config, columns: int, *names: str) -> dict[str, int]:
     """Routed experts of `columns` each, whose number is one of `names`; shared experts and plain
     layers before them as DeepSeek's config has them, where it does."""
     return {
-        "num_experts": _number(config, *names),
-        "num_experts_per_tok": _number(config, "num_experts_per_tok", "experts_per_token"),
+        "num_experts": required(config, *names),
+        "num_experts_per_tok": required(config, "num_experts_per_tok", "experts_per_token"),
         "moe_intermediate_size": columns,
         "shared_expert_size": columns * int(config.get("n_shared_experts") or 0),
         "first_dense_layers": int(config.get("first_k_dense_replace") or 0),
@@ -293,7 +293,7 @@ def _mixture(config: Config, columns: int, *names: str) -> dict[str, int]:
 def _qwen3_moe(config: Config, base: Architecture) -> Architecture:
     _only(config, "decoder_sparse_step", (1,))
     _only(config, "mlp_only_layers", ([], None))
-    columns = _number(config, "moe_intermediate_size")
+    columns = required(config, "moe_intermediate_size")
     mixture = _mixture(config, columns, "num_experts", "num_local_experts")
     return base.replace(**mixture, qk_norm=True)
 
@@ -326,38 +326,38 @@ def _llama4(config: Config, base: Architecture) -> Architecture:
     Where every second layer has experts (Maverick) as many count as come first without: what a pass
     runs is the same, whatever their order.
     """
-    columns, layers = _number(config, "intermediate_size"), base.num_hidden_layers
+    columns, layers = required(config, "intermediate_size"), base.num_hidden_layers
     listed = config.get("moe_layers")
-    step = _number({"interleave_moe_layer_step": 1, **config}, "interleave_moe_layer_step")
+    step = required({"interleave_moe_layer_step": 1, **config}, "interleave_moe_layer_step")
     with_experts = len(listed) if isinstance(listed, list) and listed else layers // step
     mixture = _mixture(config, columns, "num_local_experts")
     mixture |= {"shared_expert_size": columns, "first_dense_layers": layers - with_experts}
     return base.replace(
         **mixture,
-        intermediate_size=_number(config, "intermediate_size_mlp", "intermediate_size"),
+        intermediate_size=required(config, "intermediate_size_mlp", "intermediate_size"),
         **_pattern(int(config.get("attention_chunk_size") or 8192), 4, base.num_hidden_layers),
     )
 
 
 def _deepseek(config: Config, base: Architecture) -> Architecture:
     _only(config, "moe_layer_freq", (1,))
-    columns, nope = _number(config, "moe_intermediate_size"), _number(config, "qk_nope_head_dim")
-    rope = _number(config, "qk_rope_head_dim")
+    columns, nope = required(config, "moe_intermediate_size"), required(config, "qk_nope_head_dim")
+    rope = required(config, "qk_rope_head_dim")
     return base.replace(
         **_mixture(config, columns, "n_routed_experts", "num_local_experts"),
         head_dim=nope + rope,
         num_key_value_heads=base.num_attention_heads,
         q_lora_rank=int(config.get("q_lora_rank") or 0),
-        kv_lora_rank=_number(config, "kv_lora_rank"),
+        kv_lora_rank=required(config, "kv_lora_rank"),
         qk_rope_head_dim=rope,
-        v_head_dim=_number(config, "v_head_dim"),
+        v_head_dim=required(config, "v_head_dim"),
     )
 
 
 def _glm4_moe(config: Config, base: Architecture) -> Architecture:
     """GLM-4.5 and GLM-4.5-Air: plain attention with biases on queries, keys and values; DeepSeek's
     experts beside it."""
-    columns = _number(config, "moe_intermediate_size")
+    columns = required(config, "moe_intermediate_size")
     return base.replace(
         **_mixture(config, columns, "n_routed_experts", "num_local_experts"),
         attention_bias=bool(config.get("attention_bias", False)),

@@ -316,11 +316,7 @@ class OpModel:
         self.profile, self.dtype, self.mode = profile, dtype, mode
         self._device = profile.device
         self._gpu = self._device.get("kind") == "gpu"
-        self._row_std: dict[str, float] = (
-            dict(getattr(profile, "provenance", {}).get("row_relative_std", {}))
-            if self._gpu
-            else {}
-        )
+        self._row_std = profile.provenance.get("row_relative_std", {}) if self._gpu else {}
         self._rows_dtype = self._dtype_of_rows()
         self._extra_std = STAND_IN_STD if self._rows_dtype != dtype else 0.0
         self._tables: dict[tuple[str, str], Any] = {}  # OpTable of a CPU, GpuTable

@@ -151,9 +151,7 @@ class _Problem:
         }
         plain = replace(self.prior.plain, step_s=Estimate(float(values[count]), 0.0, "measured"))
         rounds = replace(self.prior, costs=replace(self.prior.costs, **changes), plain=plain)
-        return rounds, dict(
-            zip(self.models, (float(value) for value in values[count + 1 :]), strict=True)
-        )
+        return rounds, dict(zip(self.models, values[count + 1 :].tolist(), strict=True))
 
     def predicted(self, scaled: Array) -> Array:
         """Seconds of every round, then of every plain step."""
@@ -217,7 +215,7 @@ def fit_rounds(
     covariance = np.linalg.inv(curvature) * np.outer(problem.stds, problem.stds)
     values, _ = problem.measured
     errors = problem.predicted(best.x) / values - 1.0
-    return _fit_of(problem, np.asarray(best.x), covariance, tuple(float(error) for error in errors))
+    return _fit_of(problem, np.asarray(best.x), covariance, tuple(errors.tolist()))
 
 
 def _fit_of(
@@ -250,7 +248,7 @@ def _fit_of(
     costs = replace(
         rounds.costs,
         **changes,
-        covariance=tuple(tuple(float(value) for value in row) for row in full),
+        covariance=tuple(map(tuple, full.tolist())),
         source=words,
     )
     kernels = {

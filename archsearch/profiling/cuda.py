@@ -78,11 +78,8 @@ class CudaRunner:
         with graph_backends():
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
-                for call in calls[
-                    :2
-                    # kernels are compiled and loaded, workspaces allocated, before the capture
-                    # forbids it
-                ]:
+                # kernels are loaded, workspaces allocated, before the capture forbids it
+                for call in calls[:2]:
                     call()
             torch.cuda.current_stream().wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
