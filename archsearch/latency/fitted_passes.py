@@ -169,8 +169,7 @@ class FittedPasses:
         one = np.array(self._group_seconds(arch.replace(num_hidden_layers=1), part)[1])
         ends = head_ops(arch, batch=part.batch, tokens=part.tokens)
         head = sum(self.ops.op_s(op, True)[0] for op in ends if isinstance(op, Elementwise))
-        for name, value in (("pass", 0.0), ("head", 0.0), ("scatter", 0.0)):
-            one[GROUPS.index(name)] = value
+        one[[GROUPS.index(name) for name in ("pass", "head", "scatter")]] = 0.0
         one[GROUPS.index("elementwise")] -= head
         return one
 
