@@ -38,8 +38,8 @@ as vLLM drafts without graphs. Serial: a wait after every pass. Eager: nothing c
 
 
 class LaunchRunner:
-    """A `CudaRunner` whose seconds are the host's alone: until the last call has returned, whatever the
-    device still does.
+    """A `CudaRunner` whose seconds are the host's alone: until the last call has returned, whatever
+    the device still does.
 
     Few calls at a time: a launch queue that is full (about 1,000 kernels) makes the host wait for
     the device.
