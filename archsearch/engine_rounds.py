@@ -138,10 +138,8 @@ class RoundCosts:
         factor, std = host_speed(host)
         names = [name for name in COSTS if name.startswith("host")]
         names += ["host_scatter", "ungraphed_layer", "ragged_layer", "waits"]
-        changes: dict[str, Any] = {}
-        for name in names:
-            known = getattr(self, f"{name}_s")
-            changes[f"{name}_s"] = Estimate(factor * known.value, factor * known.std, known.source)
+        changes: dict[str, Any] = {f"{name}_s": getattr(self, f"{name}_s") for name in names}
+        changes = {name: known.times(factor) for name, known in changes.items()}
         return replace(self, machine_std=std, **changes)
 
     def first_pass_tokens(self, gamma: int) -> int:

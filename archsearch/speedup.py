@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import accumulate, pairwise
 from operator import mul
 from typing import Final
@@ -253,13 +253,14 @@ def tokens_by_budget(alpha: float, gamma: int, known: float, requests: int = 512
     return np.concatenate([[1.0], 1.0 + np.cumsum(survival) / requests])
 
 
-def rising_root(reached: Callable[[float], float], wanted: float) -> float:
-    """Where between 0 and 1 the rising function `reached` gives `wanted`; the nearer end where it
-    does not.
+def rising_root(
+    reached: Callable[[float], float], wanted: float, low: float = 0.0, high: float = 1.0
+) -> float:
+    """Where between `low` and `high` the rising function `reached` gives `wanted`; the nearer end
+    where it does not.
 
     False position with the Illinois rule: about ten calls for all digits (bisection takes sixty).
     """
-    low, high = 0.0, 1.0
     below, above = reached(low) - wanted, reached(high) - wanted
     if below >= 0.0 or above <= 0.0:
         return low if below >= 0.0 else high
@@ -514,11 +515,8 @@ class RoundTerms:
 
     def slowed(self, slowdown: float) -> RoundTerms:
         """The same on a machine that is `slowdown` times slower (below 1: faster)."""
-        times = (
-            slowdown * part
-            for part in (self.decode_s, self.draft_s, self.verify_s, self.overhead_s)
-        )
-        return RoundTerms(self.tau, *times)
+        tau, *times = astuple(self)
+        return RoundTerms(tau, *(slowdown * part for part in times))
 
 
 def error_by_term(predicted: RoundTerms, measured: RoundTerms) -> RoundTerms:

@@ -200,12 +200,9 @@ class WorkloadRequest:
     mode: Mode | None = None
     engine: str | None = None  # who serves; None: vllm on a GPU, transformers on a CPU
     engine_version: str | None = None  # None: the newest that is known
-    engine_options: tuple[
-        str, ...
-    ] = ()  # the engine's switches that matter to a round, as NAME=VALUE
+    # the engine's switches that matter to a round, as NAME=VALUE
+    engine_options: tuple[str, ...] = ()
     # how fast the engine's host is: slow, usual, fast, or a factor on its times
     host: str | None = None
-    routing_skew: float | None = (
-        # how unevenly tokens choose experts, 0: evenly; None: as usual (`architecture.experts`)
-        None
-    )
+    # how unevenly tokens choose experts, 0: evenly; None: as usual (`architecture.experts`)
+    routing_skew: float | None = None

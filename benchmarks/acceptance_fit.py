@@ -4,7 +4,7 @@ acceptance along a block, the spreads of the random effects, and the posterior o
     python benchmarks/acceptance_fit.py
 
 writes published_fit.json and known_targets.npz in archsearch/acceptance/, out of published.csv,
-anchors.yaml and shape_study.csv beside them. Some seconds.
+anchors.yaml and shape_study.csv in benchmarks/data/. Some seconds.
 """
 
 from __future__ import annotations

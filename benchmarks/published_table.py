@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from archsearch.acceptance.estimator import DOMAINS, DRAFTERS, TRAININGS
-from archsearch.acceptance.terms import FIT_FILE
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.files import csv_rows, read_yaml
 
-HERE: Final = FIT_FILE.parent
+HERE: Final = Path(__file__).parent / "data"
 ANCHORS_FILE: Final = HERE / "anchors.yaml"
 PUBLISHED_FILE: Final = HERE / "published.csv"
 STUDY_FILE: Final = HERE / "shape_study.csv"

@@ -444,7 +444,7 @@ def report(arguments: argparse.Namespace) -> None:
 
 
 def write_table(rows: Sequence[dict[str, Any]], path: Path, std: float) -> None:
-    """The rows that the prior is fitted with (acceptance/shape_study.csv): first and last look of
+    """The rows that the prior is fitted with (data/shape_study.csv): first and last look of
     drafts with the usual head."""
     columns = ("domain", "target", "seed", "tokens", "context_len", *SHAPE_COLUMNS, "alpha", "std")
     looks: dict[tuple[str, int, str], dict[int, dict[str, Any]]] = {}

@@ -39,7 +39,7 @@ DOMAINS: Final = (
 # `other` neither.
 Training = Literal["target", "shared", "other"]
 TRAININGS: Final[tuple[str, ...]] = get_args(Training)
-# Kinds of drafters, as the columns of published.csv explain them.
+# Kinds of drafters, as the columns of benchmarks/data/published.csv explain them.
 DRAFTERS: Final = ("independent", "kv", "eagle1", "eagle3", "mtp", "block", "medusa", "mlp")
 
 

@@ -259,20 +259,16 @@ def gap_std(
         )
         if isinstance(estimator, GivenAcceptance):
             return alike
-        return math.hypot(
-            alike, HEAD_SIZE.std * (_decades(first, context) - _decades(second, context))
-        )
+        decades = _decades(first, context) - _decades(second, context)
+        return math.hypot(alike, HEAD_SIZE.std * decades)
     contexts = context_for(first, context), context_for(second, context)
     in_table = not {first.acceptance, second.acceptance} & set(_OWN)
     if isinstance(estimator, PriorAcceptance) and in_table:
         return estimator.gap_std(
             (first.architecture, contexts[0]), (second.architecture, contexts[1])
         )
-    stds = [
-        logit_std(acceptance_of(each, estimator, context).acceptance.alpha)
-        for each in (first, second)
-    ]
-    return math.hypot(*stds)
+    both = (acceptance_of(each, estimator, context).acceptance for each in (first, second))
+    return math.hypot(*(logit_std(found.alpha) for found in both))
 
 
 def _lookup(drafter: Drafter, context: AcceptanceContext) -> FamilyAcceptance:
@@ -282,15 +278,9 @@ def _lookup(drafter: Drafter, context: AcceptanceContext) -> FamilyAcceptance:
         accepted_by_position(drifting_positions(text.first, LOOKUP_DRIFT.value, text.tokens))
     )
     share = min(1.0, (text.tau - 1.0) / reached)
+    if drafter.acceptance == "suffix":
+        share = min(1.0, SUFFIX_GAIN * share)
     return FamilyAcceptance(Acceptance(alpha, LOOKUP_DRIFT), Estimate(share, SHARE_STD, "prior"))
-
-
-def _suffix(drafter: Drafter, context: AcceptanceContext) -> FamilyAcceptance:
-    found = _lookup(drafter, context)
-    assert found.share is not None
-    return replace(
-        found, share=Estimate(min(1.0, SUFFIX_GAIN * found.share.value), SHARE_STD, "prior")
-    )
 
 
 def _drafting_in(found: FamilyAcceptance, tau: float, gamma: int) -> FamilyAcceptance:
@@ -324,6 +314,6 @@ def _exit(drafter: Drafter, context: AcceptanceContext) -> FamilyAcceptance:
 
 _OWN: Final[Mapping[str, Callable[[Drafter, AcceptanceContext], FamilyAcceptance]]] = {
     "ngram": _lookup,
-    "suffix": _suffix,
+    "suffix": _lookup,
     "early_exit": _exit,
 }

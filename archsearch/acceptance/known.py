@@ -77,14 +77,15 @@ def known_drafts(
     `roots` but `exclude` (the one that is asking), a draft both replayed and confirmed once; and
     by `archsearch acceptance --output`, right under `roots`, where other files are passed over."""
     found: list[KnownDraft] = []
-    left_out = exclude.resolve() if exclude else None
     runs = [file.parent for root in roots for file in sorted(root.glob("*/run.yaml"))]
-    for run in (run for run in runs if run.resolve() != left_out):
-        facts = read_run(run)
-        name = facts.arguments.get("target")
+    for run in runs:
+        if exclude is not None and run.resolve() == exclude.resolve():
+            continue
+        arguments, drafts = read_run(run)
+        name = arguments.get("target")
         shape = _same_target(name, target) if isinstance(name, str) else None
-        if shape is not None:
-            found.extend(_drafts_of(run, facts, shape, asked))
+        if shape is not None and drafts:
+            found.extend(_drafts_of(run, arguments, drafts, shape, asked))
     for path in sorted(
         path for root in roots for path in root.glob("*.json") if not path.name.startswith(".")
     ):
@@ -93,8 +94,7 @@ def known_drafts(
         if file is None or shape is None:
             continue
         sketch = _sketch_then(path, {"prompts": file.prompts_file})
-        observation = file.observation(shape)
-        found.append(_on_text(KnownDraft(observation, path, "unknown"), sketch, asked))
+        found.append(_on_text(file.observation(shape), path, sketch, asked))
     return found
 
 
@@ -150,38 +150,40 @@ def _same_target(name: str, target: str | Architecture) -> Architecture | None:
 
 
 def _drafts_of(
-    run: Path, facts: RunFacts, target: Architecture, asked: AskedText
+    run: Path,
+    arguments: Mapping[str, object],
+    drafts: Sequence[DraftFact],
+    target: Architecture,
+    asked: AskedText,
 ) -> list[KnownDraft]:
-    sketch = facts.text or _sketch_then(run / "run.yaml", facts.arguments)
+    sketch = load_sketch(run) or _sketch_then(run / "run.yaml", arguments)
     found: dict[Architecture, KnownDraft] = {}
-    for draft in facts.drafts:
+    for draft in drafts:
         try:
             observation = AcceptanceObservation(
-                draft.architecture, draft.alpha, _context(facts.arguments, target, draft)
+                draft.architecture, draft.alpha, _context(arguments, target, draft)
             )
-            known = _on_text(KnownDraft(observation, run, "unknown"), sketch, asked)
+            known = _on_text(observation, run, sketch, asked)
         except (ArchsearchError, TypeError, ValueError):
             continue  # asked with values that another version knew
         found.setdefault(draft.architecture, known)
     return list(found.values())
 
 
-def _on_text(draft: KnownDraft, sketch: TextSketch | None, asked: AskedText) -> KnownDraft:
-    observation = replace(
-        draft.observation, likeness=0.0, text=str(draft.run) if sketch is None else sketch.digest
-    )
-    if sketch is None or asked.sketch is None:
-        return replace(draft, observation=observation)
-    observation = replace(observation, likeness=likeness(sketch, asked.sketch))
-    if observation.likeness >= SAME_DOMAIN and asked.domain:
-        observation = replace(
-            observation, context=replace(observation.context, domain=asked.domain)
-        )
-    return replace(
-        draft,
-        observation=observation,
-        match="same" if sketch.digest == asked.sketch.digest else "other",
-    )
+def _on_text(
+    observation: AcceptanceObservation, run: Path, sketch: TextSketch | None, asked: AskedText
+) -> KnownDraft:
+    text, alike, context = str(run), 0.0, observation.context
+    match: Match = "unknown"
+    if sketch is not None:
+        text = sketch.digest
+        if asked.sketch is not None:
+            alike = likeness(sketch, asked.sketch)
+            match = "same" if text == asked.sketch.digest else "other"
+    if alike >= SAME_DOMAIN and asked.domain:
+        context = replace(context, domain=asked.domain)
+    known = replace(observation, likeness=alike, text=text, context=context)
+    return KnownDraft(known, run, match)
 
 
 def _sketch_then(written: Path, arguments: Mapping[str, object]) -> TextSketch | None:
@@ -330,17 +332,9 @@ class DraftFact:
     coverage: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class RunFacts:
-    """What a run was asked, its drafts, and the sketch of its prompts, None where it kept none."""
-
-    arguments: Mapping[str, object]
-    drafts: tuple[DraftFact, ...]
-    text: TextSketch | None
-
-
-def read_run(run: Path) -> RunFacts:
-    """Read a run folder. What is broken or of another version is left out and named in the log."""
+def read_run(run: Path) -> tuple[Mapping[str, object], list[DraftFact]]:
+    """What a run was asked, and its drafts. What is broken or of another version is left out and
+    named in the log."""
     drafts, broken = [], []
     try:
         arguments = _arguments(run / "run.yaml")
@@ -358,7 +352,7 @@ def read_run(run: Path) -> RunFacts:
                 broken.append(f"{name} ({Misfit.at('', e)})")
     for words in broken:
         log.warning("an earlier run cannot be read and is left out: %s/%s", run, words)
-    return RunFacts(arguments, tuple(drafts), load_sketch(run) if drafts else None)
+    return arguments, drafts
 
 
 def _arguments(run_file: Path) -> Mapping[str, object]:

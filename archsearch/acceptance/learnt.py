@@ -169,13 +169,8 @@ def training_of(draft: TargetRef, target: TargetRef) -> tuple[str, str]:
         return "target", ""
     families = [family_of_model(model.name, model.architecture) for model in (draft, target)]
     if not all(families):
-        return (
-            "target",
-            (
-                "nobody says how it was trained, taken as made for this target (else --training"
-                " shared or other)"
-            ),
-        )
+        guess = "nobody says how it was trained, taken as made for this target"
+        return "target", f"{guess} (else --training shared or other)"
     return ("shared" if families[0] == families[1] else "other"), ""
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -49,29 +49,11 @@ class LookupText:
     category: str = ""
 
 
-class Reader(Protocol):
-    """A drafter in the course of one answer."""
-
-    def write(self, token: int) -> None:
-        """The next token of the answer."""
-        ...
-
-    def propose(self, gammas: Sequence[int]) -> Proposals:
-        """What would be drafted now, for each gamma."""
-        ...
-
-
-class Drafter(Protocol):
-    """A way to look tokens up. `starts` returns what opens an answer, given its prompt; one such
-    opener serves one list of texts, in their order."""
-
-    def starts(self) -> Callable[[Sequence[int]], Reader]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Ngram:
     """Prompt lookup with n-grams of `shortest` to `longest` tokens: vLLM's `prompt_lookup_min` and
-    `prompt_lookup_max`."""
+    `prompt_lookup_max`. `starts` returns what opens an answer, given its prompt; one such opener
+    serves one list of texts, in their order."""
 
     shortest: int = 2
     longest: int = 5
@@ -82,7 +64,7 @@ class Ngram:
                 f"n-grams need 1 <= shortest <= longest, got {self.shortest} and {self.longest}"
             )
 
-    def starts(self) -> Callable[[Sequence[int]], Reader]:
+    def starts(self) -> Opener:
         return lambda prompt: _NgramReader(self, prompt)
 
 
@@ -118,7 +100,7 @@ class NewestNgram(Ngram):
     """llama.cpp's `ngram-simple` (common/ngram-map.cpp): n-grams of `longest` tokens only, of whose
     occurrences the newest drafts; nothing where it has fewer than `longest` tokens behind it."""
 
-    def starts(self) -> Callable[[Sequence[int]], Reader]:
+    def starts(self) -> Opener:
         return lambda prompt: _NewestReader(self.longest, prompt)
 
 
@@ -139,6 +121,11 @@ class _NewestReader:
         return {gamma: found[:gamma] if size <= gamma < end - size - 1 else [] for gamma in gammas}
 
 
+Reader = _NgramReader | _NewestReader | SuffixReader
+"""A drafter in the course of one answer: told each token, it says what it would draft now."""
+Opener = Callable[[Sequence[int]], Reader]
+
+
 @dataclass(frozen=True, slots=True)
 class Suffix:
     """Suffix decoding with vLLM's defaults. `shared`: answers of earlier requests are looked up as
@@ -147,7 +134,7 @@ class Suffix:
     limits: SuffixLimits = SuffixLimits()
     shared: bool = True
 
-    def starts(self) -> Callable[[Sequence[int]], Reader]:
+    def starts(self) -> Opener:
         everyone = SuffixTree(self.limits.depth) if self.shared else None
         return partial(SuffixReader, self.limits, everyone)
 
@@ -195,7 +182,7 @@ class Finds:
 
 
 def finds(
-    lookup: Drafter, texts: Sequence[LookupText], lengths: Sequence[int]
+    lookup: Ngram | Suffix, texts: Sequence[LookupText], lengths: Sequence[int]
 ) -> dict[int, list[Finds]]:
     """What `lookup` would draft at every token of `texts`, at most so many tokens, by length."""
     opener = lookup.starts()
@@ -218,7 +205,7 @@ def finds(
 
 
 def replay(
-    drafter: Drafter, texts: Sequence[LookupText], gammas: Sequence[int]
+    drafter: Ngram | Suffix, texts: Sequence[LookupText], gammas: Sequence[int]
 ) -> dict[int, LookupReplay]:
     """What `drafter` does on `texts` for each of `gammas` (those for which some text is long enough
     for a whole round).

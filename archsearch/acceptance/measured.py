@@ -71,14 +71,11 @@ class Trace:
             raise ValueError("a trace needs one category and one id per text")
         if len(self.ended) not in (0, count):
             raise ValueError("a trace knows the end of every text or of none")
-        if self.sampled:
-            shapes = [a.shape for a in self.agreements]
-            if shapes != [a.shape for a in self.chances] or shapes != [
-                a.shape for a in self.overlaps
-            ]:
-                raise ValueError(
-                    "a trace of sampled text needs a chance and an overlap for every token"
-                )
+        parts = (self.agreements, self.chances, self.overlaps) if self.sampled else ()
+        if len({tuple(each.shape for each in part) for part in parts}) > 1:
+            raise ValueError(
+                "a trace of sampled text needs a chance and an overlap for every token"
+            )
 
     @property
     def sampled(self) -> bool:

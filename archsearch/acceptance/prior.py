@@ -5,10 +5,11 @@ trained.
     beta ~ N(mean, covariance)  one coefficient per term of COEFFICIENTS
 
 Effects are nearly additive in logit(alpha) across published studies. The table of published
-measurements is published.csv, with this project's own sketches in anchors.yaml. A term that it
-covers has the posterior of a regression with random effects (`benchmarks/published_levels.py`).
-Other terms (narrow or over-wide drafts, fewer KV heads, windows) keep the prior of its
-`PriorTerms`. `published_fit.json` and `known_targets.npz` hold the outcome: nothing is fitted here.
+measurements is benchmarks/data/published.csv, with this project's own sketches in anchors.yaml. A
+term that it covers has the posterior of a regression with random effects
+(`benchmarks/published_levels.py`). Other terms (narrow or over-wide drafts, fewer KV heads,
+windows) keep the prior of its `PriorTerms`. `published_fit.json` and `known_targets.npz` hold the
+outcome: nothing is fitted here.
 
 For a *new* target the spread over studies and lots is part of the intercept's std, the spread of a
 domain over studies and data sets part of each domain's. All drafts of a search share both: the std
@@ -36,6 +37,7 @@ from archsearch.acceptance.terms import (
     COEFFICIENTS,
     FEATURE_DRAFTERS,
     REFERENCE_GAMMA,
+    SHAPE_TERMS,
     Term,
     domain_terms,
     load_fit,
@@ -48,7 +50,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.grid import ShapeGrid
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Array, Estimate, Numbers
-from archsearch.speedup import alpha_from_tau, logit, sigmoid, tau
+from archsearch.speedup import alpha_from_tau, logit, rising_root, sigmoid, tau
 
 # FR-Spec (Llama-3-8B, EAGLE-2): tau loses 2.3 h^1.54 % when the head is cut by 2^h, at a tau of
 # 3.89 with drafts 6 deep.
@@ -140,13 +142,9 @@ def assumed_coverage(halvings: float) -> float:
 def _untrimmed_alpha(alpha: float, coverage: float) -> float:
     """The full-head alpha that `trimmed_alpha` turns into `alpha` (the smallest, where the curve
     bends back)."""
-    low, high = alpha, 0.995
-    if coverage >= 1.0 or trimmed_alpha(high, coverage) <= alpha:
-        return alpha if coverage >= 1.0 else high
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if trimmed_alpha(middle, coverage) < alpha else (low, middle)
-    return (low + high) / 2
+    if coverage >= 1.0:
+        return alpha
+    return rising_root(lambda full: float(trimmed_alpha(full, coverage)), alpha, alpha, 0.995)
 
 
 def text_std(domain: str, spread: Mapping[str, float], *, own: bool = True) -> float:
@@ -431,7 +429,7 @@ class PriorAcceptance:
         terms = _terms(architecture, context, self.names_)
         rows = []
         for name in self.names_:
-            if name not in ("intercept", *_SHAPE_ROWS) and name not in terms:
+            if name not in terms and (name not in SHAPE_TERMS or name in _WHERE_SAID):
                 continue
             index, value = self.names_.index(name), terms.get(name, 0.0)
             std = abs(value) * math.sqrt(max(float(self.covariance_[index, index]), 0.0))
@@ -478,21 +476,10 @@ class PriorAcceptance:
         return f"{coefficient}{per}; {basis}"
 
 
-# Terms that are listed also where they are 0: the shape's.
-_SHAPE_ROWS: Final = (
-    "size",
-    "target_size",
-    "depth",
-    "single_layer",
-    "overwide",
-    "narrow",
-    "temperature",
-    "grouped",
-    "single_kv_head",
-    "cut_by_window",
-    "cut_far",
-    "window",
-)
+# The shape's terms are listed also where they are 0, but for these.
+_WHERE_SAID: Final = (
+    "learnt early late tuned head_tokens long_context sees_target block_depth"
+).split()
 _UNITS: Final = {
     "learnt": "logit by the law of excess loss",
     "size": "decades of body / target's from 1/15",

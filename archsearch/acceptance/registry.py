@@ -4,8 +4,9 @@ methods of `AcceptanceEstimator` and a row here; nothing heavy is imported until
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Final, cast
+
+from archsearch.engine_facts import load
 
 if TYPE_CHECKING:
     from archsearch.acceptance.estimator import AcceptanceEstimator
@@ -24,8 +25,7 @@ class AlphaChoice:
     trains: bool = False
 
     def make(self) -> AcceptanceEstimator:
-        module, _, name = self.estimator.partition(":")
-        return cast("AcceptanceEstimator", getattr(import_module(module), name)())
+        return cast("AcceptanceEstimator", load(self.estimator)())
 
 
 CHOICES: Final[dict[str, AlphaChoice]] = {

@@ -39,7 +39,6 @@ class ExtrapolatedAcceptance:
     ) -> None:
         self.levels, self.grown, self.context = levels, grown, context
         self.sampling_std = sampling_std
-        self.noise_std = SHAPE_NOISE_STD
         self.fit([])
 
     def fit(self, observations: Sequence[AcceptanceObservation]) -> Self:
@@ -64,7 +63,7 @@ class ExtrapolatedAcceptance:
         """How much of a shape's own effect its training has shown: 0 for none, 1 for all."""
         if architecture not in self.levels:
             return 0.0
-        return self.noise_std**2 / (self.noise_std**2 + self.levels[architecture][1] ** 2)
+        return SHAPE_NOISE_STD**2 / (SHAPE_NOISE_STD**2 + self.levels[architecture][1] ** 2)
 
     def predict(self, architecture: Architecture, context: AcceptanceContext) -> Acceptance:
         """alpha after the full training; the prior's answer where nothing was trained at all."""
@@ -78,7 +77,7 @@ class ExtrapolatedAcceptance:
             here = self.prior_.predict(architecture, self.context).alpha.value
             departs = self.levels[architecture][0] + self.grown.value - logit(here)
             level += share * departs
-            variance = max(variance - share * self.noise_std**2, 0.0)
+            variance = max(variance - share * SHAPE_NOISE_STD**2, 0.0)
         alpha = alpha_estimate(level, math.sqrt(variance + self.grown.std**2), "modelled")
         return Acceptance(
             Estimate(alpha.value, math.hypot(alpha.std, self.sampling_std), alpha.source),
@@ -93,5 +92,5 @@ class ExtrapolatedAcceptance:
         if first == second:
             return 0.0
         # of both effects the part that trainings have shown is no doubt any more
-        known = (self._own_share(first) + self._own_share(second)) * self.noise_std**2
+        known = (self._own_share(first) + self._own_share(second)) * SHAPE_NOISE_STD**2
         return math.sqrt(max(self.prior_.difference_std(first, second, context) ** 2 - known, 1e-6))

@@ -15,6 +15,7 @@ from typing import Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import InvalidShapeError
+from archsearch.speedup import rising_root
 
 ROUTING_SKEW: Final = 0.7
 """Exponent of the popularity of experts that is taken where nobody says: the r-th most popular is
@@ -72,38 +73,21 @@ def popularity(experts: int, per_token: int, skew: float) -> tuple[float, ...]:
     def chosen(pace: float) -> list[float]:
         return [-math.expm1(-pace * weight) for weight in weights]
 
-    low, high = 0.0, 1.0
+    high = 1.0
     while sum(chosen(high)) < per_token:
         high *= 2.0
-    for _ in range(50):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if sum(chosen(middle)) < per_token else (low, middle)
-    return tuple(chosen(high))
-
-
-@lru_cache(maxsize=65536)
-def experts_touched(experts: int, per_token: int, tokens: int, skew: float) -> float:
-    """Distinct experts that `tokens` tokens are expected to touch: the sum over experts of 1 - (1 -
-    p)^tokens.
-
-    Uniform (skew 0): experts x (1 - (1 - per_token / experts)^tokens). Tokens are taken to choose
-    independently.
-    """
-    return sum(
-        1.0 - (1.0 - chance) ** tokens for chance in popularity(experts, per_token, float(skew))
-    )
+    return tuple(chosen(rising_root(lambda pace: sum(chosen(pace)), per_token, 0.0, high)))
 
 
 @lru_cache(maxsize=65536)
 def busiest_rank(experts: int, per_token: int, tokens: int, ranks: int, skew: float) -> float:
-    """Distinct experts of the rank that holds most of those touched, with the popular ones dealt
-    out to all ranks in turn.
+    """Distinct experts that `tokens` tokens are expected to touch, of the rank that holds most of
+    them, with the popular ones dealt out to all ranks in turn.
 
-    Ranks differ by chance: the largest of r normal draws lies Phi^-1((r - 3/8) / (r + 1/4)) stds
-    above their mean (Blom 1958).
+    Of one rank the sum over experts of 1 - (1 - p)^tokens: tokens are taken to choose
+    independently. Ranks differ by chance: the largest of r normal draws lies Phi^-1((r - 3/8) / (r
+    + 1/4)) stds above their mean (Blom 1958), of one draw none.
     """
-    if ranks == 1:
-        return experts_touched(experts, per_token, tokens, skew)
     hit = [
         1.0 - (1.0 - chance) ** tokens
         for chance in popularity(experts, per_token, float(skew))[::ranks]

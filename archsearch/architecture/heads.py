@@ -48,7 +48,6 @@ from archsearch.errors import InvalidShapeError
 HeadKind = Literal["eagle", "eagle3", "mtp", "dflash", "peagle"]
 # several states through fc; layer 0 reads [embedding, that]; a head of their own
 LIKE_EAGLE3: Final = ("eagle3", "peagle")
-ONE_PASS: Final = ("dflash", "peagle")  # all draft tokens come out of the first pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +156,7 @@ def first_pass_ops(head: FeatureHead, rows: HeadRows) -> PassOps:
     The head runs on the last row of each sequence; that of a block drafter on all but the first.
     `peagle` adds tokens - 2 mask rows, and its head runs on those and the last row before them.
 
-    Raises: InvalidShapeError where the head does not divide by the ranks, or a block of one token
-    has nothing to draft.
+    Raises: InvalidShapeError where the head does not divide by the ranks.
     """
     if head.kind == "dflash":
         return _block_ops(head, rows)
@@ -167,24 +165,13 @@ def first_pass_ops(head: FeatureHead, rows: HeadRows) -> PassOps:
 
 @lru_cache(maxsize=64)  # asked again for every gamma of a round
 def later_step_ops(head: FeatureHead, rows: HeadRows) -> PassOps:
-    """One further step of a chain: a token a sequence, on the head's own hidden state.
-
-    Raises: InvalidShapeError for a block drafter, which has no further steps.
-    """
-    if head.kind in ONE_PASS:
-        raise InvalidShapeError(
-            "a parallel drafter writes its block in one pass; it has no later steps"
-        )
+    """One further step of a chain: a token a sequence, on the head's own hidden state."""
     return _chain_ops(head, rows, on_target=False)
 
 
 def _chain_ops(head: FeatureHead, rows: HeadRows, *, on_target: bool) -> PassOps:
     through_fc, drafted = rows.m, rows.batch
     if head.kind == "peagle":
-        if isinstance(rows.tokens, int) and rows.tokens < 2:
-            raise InvalidShapeError(
-                f"a parallel drafter needs at least 2 tokens, got {rows.tokens}"
-            )
         drafted = rows.batch * (rows.tokens - 1)
         # a mask row for every draft token but the first
         rows = replace(rows, tokens=2 * (rows.tokens - 1))
@@ -229,10 +216,6 @@ def _block_ops(head: FeatureHead, rows: HeadRows) -> PassOps:
     The block of `tokens` is the token known and tokens - 1 masks; it sees the cache, the verified
     rows and itself.
     """
-    if isinstance(rows.tokens, int) and rows.tokens < 2:
-        raise InvalidShapeError(
-            f"a block drafter needs a block of at least 2 tokens, got {rows.tokens}"
-        )
     decoder = head.decoder
     m, width, layers = rows.m, decoder.hidden_size, decoder.num_hidden_layers
     kv_size = shard_kv_heads(decoder.num_key_value_heads, rows.ranks) * decoder.head_dim

@@ -14,7 +14,7 @@ there are QKV biases or QK norms; `opt` for learned positions.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from archsearch.architecture.hf_families import (
     SAME_AS,
     extend,
     quantised,
+    required,
     text_config,
 )
 from archsearch.architecture.hf_fields import Config, check_fields, short
@@ -34,9 +35,9 @@ from archsearch.files import read_json
 @dataclass(frozen=True, slots=True)
 class _Family:
     """What transformers 5 assumes for a model_type when config.json leaves a field out. `None`:
-    derived from the other fields."""
+    derived from the other fields. `causal_lm`: the class of what is written as it."""
 
-    causal_lm: str
+    causal_lm: str = ""
     num_key_value_heads: int | None = None
     head_dim: int | None = None
     max_position_embeddings: int = 2048
@@ -44,36 +45,18 @@ class _Family:
     tie_word_embeddings: bool = False
 
 
-_WINDOW: Final = 4096
 MOST_SKEW: Final = 10.0  # the popular expert takes all
 
+_MISTRAL: Final = _Family(
+    "MistralForCausalLM", 8, max_position_embeddings=131072, sliding_window=4096
+)
+_QWEN2: Final = _Family("Qwen2ForCausalLM", 32, max_position_embeddings=32768, sliding_window=4096)
 FAMILIES: Final[dict[str, _Family]] = {
     "llama": _Family("LlamaForCausalLM"),
-    "mistral": _Family(
-        "MistralForCausalLM",
-        num_key_value_heads=8,
-        max_position_embeddings=131072,
-        sliding_window=_WINDOW,
-    ),
-    "ministral": _Family(
-        "MinistralForCausalLM",
-        num_key_value_heads=8,
-        max_position_embeddings=131072,
-        sliding_window=_WINDOW,
-    ),
-    "qwen2": _Family(
-        "Qwen2ForCausalLM",
-        num_key_value_heads=32,
-        max_position_embeddings=32768,
-        sliding_window=_WINDOW,
-    ),
-    "qwen3": _Family(
-        "Qwen3ForCausalLM",
-        num_key_value_heads=32,
-        head_dim=128,
-        max_position_embeddings=32768,
-        sliding_window=_WINDOW,
-    ),
+    "mistral": _MISTRAL,
+    "ministral": replace(_MISTRAL, causal_lm="MinistralForCausalLM"),
+    "qwen2": _QWEN2,
+    "qwen3": replace(_QWEN2, causal_lm="Qwen3ForCausalLM", head_dim=128),
     "opt": _Family("OPTForCausalLM", tie_word_embeddings=True),
 }
 
@@ -83,28 +66,19 @@ SIDE_FILES: Final = {
     "quant_config.json": "awq",
 }
 READ_ONLY: Final[dict[str, _Family]] = {
-    "mixtral": _Family("MixtralForCausalLM", num_key_value_heads=8, max_position_embeddings=131072),
-    "qwen3_moe": _Family(
-        "Qwen3MoeForCausalLM", num_key_value_heads=4, head_dim=128, max_position_embeddings=32768
-    ),
-    "gpt_oss": _Family(
-        "GptOssForCausalLM", num_key_value_heads=8, head_dim=64, max_position_embeddings=131072
-    ),
-    "llama4_text": _Family(
-        "Llama4ForCausalLM", num_key_value_heads=8, max_position_embeddings=4096 * 32
-    ),
-    "glm4_moe": _Family(
-        "Glm4MoeForCausalLM", num_key_value_heads=8, head_dim=128, max_position_embeddings=131072
-    ),
-    "deepseek_v3": _Family("DeepseekV3ForCausalLM", max_position_embeddings=4096),
+    "mixtral": _Family(num_key_value_heads=8, max_position_embeddings=131072),
+    "qwen3_moe": _Family(num_key_value_heads=4, head_dim=128, max_position_embeddings=32768),
+    "gpt_oss": _Family(num_key_value_heads=8, head_dim=64, max_position_embeddings=131072),
+    "llama4_text": _Family(num_key_value_heads=8, max_position_embeddings=4096 * 32),
+    "glm4_moe": _Family(num_key_value_heads=8, head_dim=128, max_position_embeddings=131072),
+    "deepseek_v3": _Family(max_position_embeddings=4096),
     "gemma3_text": _Family(
-        "Gemma3ForCausalLM",
         num_key_value_heads=4,
         head_dim=256,
         max_position_embeddings=131072,
         tie_word_embeddings=True,
     ),
-    "phi3": _Family("Phi3ForCausalLM", max_position_embeddings=4096),
+    "phi3": _Family(max_position_embeddings=4096),
 }
 """Targets that no draft is written as; `hf_families` reads what they have of their own."""
 
@@ -171,15 +145,6 @@ def _from_our_key(fields: object) -> Architecture:
         ) from None
 
 
-def _required(config: Config, name: str) -> int:
-    value: int | None = config.get(name)
-    if value is None:
-        raise InvalidShapeError(
-            f"config.json of model_type {config.get('model_type')!r} needs {name}"
-        )
-    return value
-
-
 def _rope_theta(config: Config) -> float:
     for place in (config.get("rope_parameters"), config.get("rope_scaling"), config):
         if isinstance(place, Mapping) and isinstance(place.get("rope_theta"), int | float):
@@ -189,9 +154,9 @@ def _rope_theta(config: Config) -> float:
 
 def _from_rotary(config: Config, model_type: str) -> Architecture:
     """Llama, Mistral, Ministral, Qwen2, Qwen3: rotary positions, RMSNorm, gated MLP."""
-    family = FAMILIES.get(model_type) or READ_ONLY[model_type]
+    family = (FAMILIES | READ_ONLY)[model_type]
     hidden, heads, layers = (
-        _required(config, name)
+        required(config, name)
         for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")
     )
     # Absent and null differ: null always means "as many as the query heads" ("hidden_size / heads"
@@ -205,12 +170,12 @@ def _from_rotary(config: Config, model_type: str) -> Architecture:
     )
     return Architecture(
         hidden_size=hidden,
-        intermediate_size=_required(config, "intermediate_size"),
+        intermediate_size=required(config, "intermediate_size"),
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads if kv_heads is None else kv_heads,
         head_dim=hidden // heads if head_dim is None else head_dim,
-        vocab_size=_required(config, "vocab_size"),
+        vocab_size=required(config, "vocab_size"),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", family.tie_word_embeddings)),
         attention_bias=all_biases or model_type == "qwen2",
         attention_output_bias=all_biases,
@@ -232,9 +197,7 @@ def _windows(config: Config, model_type: str, layers: int) -> list[int | None]:
     # those read their own
     if model_type == "llama" or (model_type in READ_ONLY and model_type != "mixtral"):
         return [None] * layers
-    window = config.get(
-        "sliding_window", (FAMILIES.get(model_type) or READ_ONLY[model_type]).sliding_window
-    )
+    window = config.get("sliding_window", (FAMILIES | READ_ONLY)[model_type].sliding_window)
     qwen = model_type in ("qwen2", "qwen3")
     if window is None or (qwen and not config.get("use_sliding_window", False)):
         return [None] * layers
@@ -262,7 +225,7 @@ def minimal_pattern(windows: list[int | None]) -> str:
 
 def _from_opt(config: Config) -> Architecture:
     """OPT: learned positions (offset 2), LayerNorm, biases, plain MLP, tied embeddings."""
-    hidden, heads = _required(config, "hidden_size"), _required(config, "num_attention_heads")
+    hidden, heads = required(config, "hidden_size"), required(config, "num_attention_heads")
     if config.get("word_embed_proj_dim", hidden) not in (hidden, None) or not config.get(
         "do_layer_norm_before", True
     ):
@@ -284,12 +247,12 @@ def _from_opt(config: Config) -> Architecture:
     positions = config.get("max_position_embeddings", FAMILIES["opt"].max_position_embeddings)
     return Architecture(
         hidden_size=hidden,
-        intermediate_size=_required(config, "ffn_dim"),
-        num_hidden_layers=_required(config, "num_hidden_layers"),
+        intermediate_size=required(config, "ffn_dim"),
+        num_hidden_layers=required(config, "num_hidden_layers"),
         num_attention_heads=heads,
         num_key_value_heads=heads,
         head_dim=hidden // heads,
-        vocab_size=_required(config, "vocab_size"),
+        vocab_size=required(config, "vocab_size"),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", True)),
         gated_mlp=False,
         rms_norm=False,

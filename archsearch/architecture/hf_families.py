@@ -72,7 +72,7 @@ def weight_format(quantisation: object) -> str:
         if method:
             return f"quant_method {method!r}"
         return "a quantization_config without quant_method"
-    found = reader(quantisation)
+    found = reader if isinstance(reader, str) else reader(quantisation)
     return found if found in WEIGHT_BYTES else f"{method} with {found}"
 
 
@@ -141,19 +141,15 @@ def _quark(quantisation: Config) -> str:
     return _QUARK.get(str(dtype), f"weights in {dtype}")
 
 
-def _always(name: str) -> Callable[[Config], str]:
-    return lambda _: name
-
-
-_QUANTISED: Final[dict[str, Callable[[Config], str]]] = {
-    "fp8": _always(FP8),
-    "fbgemm-fp8": _always(FP8),
-    "modelopt-fp8": _always(FP8),
-    "nvfp4": _always("nvfp4"),
-    "modelopt-fp4": _always("nvfp4"),
-    "mxfp4": _always("mxfp4"),
-    "eetq": _always("int8"),
-    "experts-int8": _always("int8"),
+_QUANTISED: Final[dict[str, str | Callable[[Config], str]]] = {
+    "fp8": FP8,
+    "fbgemm-fp8": FP8,
+    "modelopt-fp8": FP8,
+    "nvfp4": "nvfp4",
+    "modelopt-fp4": "nvfp4",
+    "mxfp4": "mxfp4",
+    "eetq": "int8",
+    "experts-int8": "int8",
     "awq": _bits,
     "gptq": _bits,
     "auto-round": _bits,
@@ -254,8 +250,8 @@ def quantised(config: Config, arch: Architecture) -> Architecture:
     return arch.replace(served_dtype=found) if found else arch
 
 
-def _number(config: Config, *names: str) -> int:
-    """The first of `names` that is there."""
+def required(config: Config, *names: str) -> int:
+    """The first of `names` that is there. Raises InvalidShapeError for none."""
     for name in names:
         if config.get(name) is not None:
             return int(config[name])
@@ -286,8 +282,8 @@ def _mixture(config: Config, columns: int, *names: str) -> dict[str, int]:
     """Routed experts of `columns` each, whose number is one of `names`; shared experts and plain
     layers before them as DeepSeek's config has them, where it does."""
     return {
-        "num_experts": _number(config, *names),
-        "num_experts_per_tok": _number(config, "num_experts_per_tok", "experts_per_token"),
+        "num_experts": required(config, *names),
+        "num_experts_per_tok": required(config, "num_experts_per_tok", "experts_per_token"),
         "moe_intermediate_size": columns,
         "shared_expert_size": columns * int(config.get("n_shared_experts") or 0),
         "first_dense_layers": int(config.get("first_k_dense_replace") or 0),
@@ -297,7 +293,7 @@ def _mixture(config: Config, columns: int, *names: str) -> dict[str, int]:
 def _qwen3_moe(config: Config, base: Architecture) -> Architecture:
     _only(config, "decoder_sparse_step", (1,))
     _only(config, "mlp_only_layers", ([], None))
-    columns = _number(config, "moe_intermediate_size")
+    columns = required(config, "moe_intermediate_size")
     mixture = _mixture(config, columns, "num_experts", "num_local_experts")
     return base.replace(**mixture, qk_norm=True)
 
@@ -330,38 +326,38 @@ def _llama4(config: Config, base: Architecture) -> Architecture:
     Where every second layer has experts (Maverick) as many count as come first without: what a pass
     runs is the same, whatever their order.
     """
-    columns, layers = _number(config, "intermediate_size"), base.num_hidden_layers
+    columns, layers = required(config, "intermediate_size"), base.num_hidden_layers
     listed = config.get("moe_layers")
-    step = _number({"interleave_moe_layer_step": 1, **config}, "interleave_moe_layer_step")
+    step = required({"interleave_moe_layer_step": 1, **config}, "interleave_moe_layer_step")
     with_experts = len(listed) if isinstance(listed, list) and listed else layers // step
     mixture = _mixture(config, columns, "num_local_experts")
     mixture |= {"shared_expert_size": columns, "first_dense_layers": layers - with_experts}
     return base.replace(
         **mixture,
-        intermediate_size=_number(config, "intermediate_size_mlp", "intermediate_size"),
+        intermediate_size=required(config, "intermediate_size_mlp", "intermediate_size"),
         **_pattern(int(config.get("attention_chunk_size") or 8192), 4, base.num_hidden_layers),
     )
 
 
 def _deepseek(config: Config, base: Architecture) -> Architecture:
     _only(config, "moe_layer_freq", (1,))
-    columns, nope = _number(config, "moe_intermediate_size"), _number(config, "qk_nope_head_dim")
-    rope = _number(config, "qk_rope_head_dim")
+    columns, nope = required(config, "moe_intermediate_size"), required(config, "qk_nope_head_dim")
+    rope = required(config, "qk_rope_head_dim")
     return base.replace(
         **_mixture(config, columns, "n_routed_experts", "num_local_experts"),
         head_dim=nope + rope,
         num_key_value_heads=base.num_attention_heads,
         q_lora_rank=int(config.get("q_lora_rank") or 0),
-        kv_lora_rank=_number(config, "kv_lora_rank"),
+        kv_lora_rank=required(config, "kv_lora_rank"),
         qk_rope_head_dim=rope,
-        v_head_dim=_number(config, "v_head_dim"),
+        v_head_dim=required(config, "v_head_dim"),
     )
 
 
 def _glm4_moe(config: Config, base: Architecture) -> Architecture:
     """GLM-4.5 and GLM-4.5-Air: plain attention with biases on queries, keys and values; DeepSeek's
     experts beside it."""
-    columns = _number(config, "moe_intermediate_size")
+    columns = required(config, "moe_intermediate_size")
     return base.replace(
         **_mixture(config, columns, "n_routed_experts", "num_local_experts"),
         attention_bias=bool(config.get("attention_bias", False)),

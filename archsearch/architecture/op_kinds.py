@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from operator import methodcaller
 from typing import Any, Final
 
 from archsearch.architecture.ops import (
@@ -43,8 +44,8 @@ class OpKind:
     base: Sizes
     place: Sizes
     elements: Callable[[Any], float]
-    flops: Callable[[Any], float]
     kernel: str
+    flops: Callable[[Any], float] = methodcaller("flops")
     warm_bytes: int = 1
     budget_s: float = 0.05
     min_rows: int = 6
@@ -127,7 +128,6 @@ OP_KINDS: Final[dict[str, OpKind]] = {
         _gemm_base,
         _gemm_place,
         elements=lambda op: op.weight_elements() + op.m * (op.n + op.k),
-        flops=lambda op: op.flops(),
         kernel=f"{KERNELS}:gemm",
         warm_bytes=2 << 20,
         min_rows=12,
@@ -137,7 +137,6 @@ OP_KINDS: Final[dict[str, OpKind]] = {
         _attention_base,
         _attention_place,
         elements=lambda op: op.kv_elements() + 2 * op.batch * op.tokens * op.q_heads * op.head_dim,
-        flops=lambda op: op.flops(),
         kernel=f"{KERNELS}:attention",
     ),
     "elementwise": OpKind(
@@ -156,7 +155,6 @@ OP_KINDS: Final[dict[str, OpKind]] = {
         elements=lambda op: (
             op.weight_elements() + 2 * op.tokens * op.hidden + 3 * op.pairs * op.inter
         ),
-        flops=lambda op: op.flops(),
         kernel=f"{KERNELS}:not_measured",
         min_rows=12,
     ),
@@ -167,7 +165,6 @@ OP_KINDS: Final[dict[str, OpKind]] = {
         elements=lambda op: (
             op.weight_elements() + op.cache_elements() + 2 * op.batch * op.tokens * op.hidden
         ),
-        flops=lambda op: op.flops(),
         kernel=f"{KERNELS}:not_measured",
         min_rows=12,
     ),

@@ -299,8 +299,7 @@ def layer_ops(
     ends: list[Op] = [AllReduce(m * hidden, ranks)] if ranks > 1 else []
     if not fused:
         ends.append(Elementwise("add", m * hidden))
-    asked = Attention(batch, tokens, context, 1, 1, 1, window)
-    attention = attention_ops(arch, asked, ranks, fused)
+    attention = _attention_ops(arch, (batch, tokens, context), window, ranks, fused)
     ffn = (
         _expert_ops(arch, m, ranks, fused)
         if arch.num_experts
@@ -309,14 +308,25 @@ def layer_ops(
     return [*norms, *attention, *ends, *norms, *ffn, *ends]
 
 
-def attention_ops(arch: Architecture, asked: Attention, ranks: int, fused: bool) -> list[Op]:
-    """Projections and attention of one layer; `asked` says how many tokens against which context
-    and window."""
-    batch, tokens, hidden = asked.batch, asked.tokens, arch.hidden_size
-    m = batch * tokens
+def _attention_ops(
+    arch: Architecture, asked: tuple[int, int, int], window: int | None, ranks: int, fused: bool
+) -> list[Op]:
+    """Projections and attention of one layer; `asked`: batch, tokens and context."""
+    m, hidden = asked[0] * asked[1], arch.hidden_size
     q_heads = shard_size(arch.num_attention_heads, ranks, "num_attention_heads")
     if arch.kv_lora_rank:
-        return [_latent_op(arch, asked, q_heads)]
+        return [
+            LatentAttention(
+                *asked,
+                heads=q_heads,
+                hidden=hidden,
+                q_rank=arch.q_lora_rank,
+                latent=arch.kv_numbers,
+                rope=arch.qk_rope_head_dim,
+                head_dim=arch.head_dim,
+                v_dim=arch.v_head_dim,
+            )
+        ]
     kv_heads = shard_kv_heads(arch.num_key_value_heads, ranks)
     q_size, kv_size = q_heads * arch.head_dim, kv_heads * arch.head_dim
     widths = [q_size + 2 * kv_size] if fused else [q_size, kv_size, kv_size]
@@ -328,24 +338,9 @@ def attention_ops(arch: Architecture, asked: Attention, ranks: int, fused: bool)
         ops.append(Elementwise("rope", m * (q_size + kv_size)))
     return [
         *ops,
-        Attention(batch, tokens, asked.context, q_heads, kv_heads, arch.head_dim, asked.window),
+        Attention(*asked, q_heads, kv_heads, arch.head_dim, window),
         Gemm(m, hidden, q_size, kept),
     ]
-
-
-def _latent_op(arch: Architecture, asked: Attention, heads: int) -> LatentAttention:
-    return LatentAttention(
-        batch=asked.batch,
-        tokens=asked.tokens,
-        context=asked.context,
-        heads=heads,
-        hidden=arch.hidden_size,
-        q_rank=arch.q_lora_rank,
-        latent=arch.kv_numbers,
-        rope=arch.qk_rope_head_dim,
-        head_dim=arch.head_dim,
-        v_dim=arch.v_head_dim,
-    )
 
 
 def _ffn_ops(arch: Architecture, m: int, columns: int, ranks: int, fused: bool) -> list[Op]:
@@ -441,15 +436,10 @@ def model_pass(
                 in_layers[op] += layers
                 continue
             for part in parts:
-                sizes = (part.batch, part.tokens, part.context)
-                if isinstance(op, LatentAttention):
-                    in_layers[replace(op, batch=sizes[0], tokens=sizes[1], context=sizes[2])] += (
-                        layers
-                    )
-                    continue
-                heads = (op.q_heads, op.kv_heads, op.head_dim)
+                own = replace(op, batch=part.batch, tokens=part.tokens, context=part.context)
                 for window, count in windows.items():
-                    in_layers[Attention(*sizes, *heads, window)] += count
+                    seen = own if isinstance(own, LatentAttention) else replace(own, window=window)
+                    in_layers[seen] += count
     outside: Counter[Op] = Counter(
         head_ops(arch, batch=1, tokens=total, ranks=ranks, head_tokens=wanted)
     )

@@ -529,16 +529,12 @@ def check_claim(name: str, threads: int | None = None) -> Device:
 
 def how_to_add(gpu: VisibleGpu) -> str:
     """What to write where, so that archsearch knows `gpu`: half a sentence."""
-    nearest = difflib.get_close_matches(
-        gpu.name, [device.name for device in devices().values()], n=1, cutoff=0.0
-    )
-    model = next(
-        (device.key for device in devices().values() if nearest and device.name == nearest[0]),
-        "a100-sxm4-80gb",
-    )
+    known = {device.name: device.key for device in devices().values()}
+    (nearest,) = difflib.get_close_matches(gpu.name, known, n=1, cutoff=0.0)
     key = re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-")
     return (
-        f"write devices/{key}.yaml in this folder (a copy of hardware/devices/{model}.yaml of the"
-        f" package) with key: {key}, name: {gpu.name}, memory_bytes: {gpu.memory_bytes} and the"
-        " datasheet's bandwidth_bytes_per_s and flops_per_s"
+        f"write devices/{key}.yaml in this folder (a copy of"
+        f" hardware/devices/{known[nearest]}.yaml of the package) with key: {key}, name:"
+        f" {gpu.name}, memory_bytes: {gpu.memory_bytes} and the datasheet's bandwidth_bytes_per_s"
+        " and flops_per_s"
     )

@@ -25,7 +25,7 @@ import numpy as np
 
 from archsearch.architecture.ops import AllReduce
 from archsearch.errors import MissingDataError
-from archsearch.estimate import Array
+from archsearch.estimate import Array, N
 from archsearch.files import read_json
 from archsearch.latency.datasheet import LINK_LATENCY_S
 from archsearch.paths import data_dir
@@ -54,20 +54,22 @@ class ReduceTable:
     lines: Mapping[int, tuple[Array, Array]]
 
     @classmethod
-    def of(cls, points: Iterable[tuple[int, int, float]]) -> ReduceTable:
-        """From (ranks, elements, seconds)."""
+    def of(cls, rows: Iterable[Measurement]) -> ReduceTable:
+        """From all-reduce rows."""
         by_ranks: dict[int, list[tuple[float, float]]] = {}
-        for ranks, elements, seconds in points:
-            by_ranks.setdefault(ranks, []).append((math.log(elements), math.log(seconds)))
+        for row in rows:
+            sizes, seconds = row.sizes(), math.log(row.median_s)
+            by_ranks.setdefault(sizes["ranks"], []).append((math.log(sizes["elements"]), seconds))
         columns = {ranks: np.array(sorted(found)).T for ranks, found in by_ranks.items()}
         return cls({ranks: (both[0], both[1]) for ranks, both in columns.items()})
 
-    def seconds(self, ranks: int, elements: int) -> float:
+    def seconds(self, ranks: int, elements: N) -> N:
         """On straight lines between the rows of that rank count; beyond the largest in proportion
-        to the elements."""
+        to the elements (a number or an array)."""
         sizes, times = self.lines[ranks]
-        asked = math.log(max(1, elements))
-        return math.exp(float(np.interp(asked, sizes, times)) + max(0.0, asked - float(sizes[-1])))
+        asked = np.log(np.maximum(1, elements))
+        found: N = np.exp(np.interp(asked, sizes, times) + np.maximum(0.0, asked - sizes[-1]))
+        return found
 
     def nearest(self, ranks: int) -> int:
         """The rank count with rows that is nearest to `ranks`, the smaller of two."""
@@ -87,7 +89,7 @@ class AllReduces:
         row_std: float,
     ) -> None:
         rows = list(rows)
-        self._own = ReduceTable.of(points_of(rows))
+        self._own = ReduceTable.of(rows)
         self._device, self._dtype, self._mode = device, dtype, mode
         # archsearch measures NCCL; for small messages serving engines have kernels of their own
         self._row_std = (
@@ -168,11 +170,4 @@ def _read_table(path: Path, mode: str) -> ReduceTable:
         line for line in path.read_text(encoding="utf-8").splitlines() if '"all_reduce"' in line
     ]
     rows = [Measurement.from_dict(json.loads(line)) for line in lines]
-    return ReduceTable.of(
-        points_of(row for row in rows if row.mode == mode and row.dtype in TABLE_DTYPES)
-    )
-
-
-def points_of(rows: Iterable[Measurement]) -> list[tuple[int, int, float]]:
-    """(ranks, elements, seconds) of all-reduce rows."""
-    return [(row.sizes()["ranks"], row.sizes()["elements"], row.median_s) for row in rows]
+    return ReduceTable.of(row for row in rows if row.mode == mode and row.dtype in TABLE_DTYPES)

@@ -33,9 +33,10 @@ from archsearch.architecture.ops import (
     model_pass,
 )
 from archsearch.engine_rounds import EngineRounds
-from archsearch.estimate import Array, Estimate, Numbers
+from archsearch.estimate import Estimate, Numbers
 from archsearch.files import read_yaml
 from archsearch.hardware.device import Device
+from archsearch.latency.all_reduce import ReduceTable
 from archsearch.latency.attention import UnpackedQueries, unpacks
 from archsearch.latency.ops import OpModel, op_of, steady
 from archsearch.latency.transfer import CarriedOps
@@ -121,7 +122,7 @@ class ComposedPass:
         self._ops_in = lambda name: (
             ops(name) if name in DTYPE_BYTES and composable(profile, name) else self._rest
         )
-        self._eager_reduce = _eager_all_reduce(profile)
+        self._eager_reduce = ReduceTable.of(profile.select("all_reduce", "bfloat16", "eager"))
         self.wait = all_reduce_wait(None, None)
         self._cache = self._gemm  # prices attention
         self._known: dict[tuple[Op, bool], tuple[float, float]] = {}  # by op, and where it runs
@@ -302,10 +303,9 @@ class ComposedPass:
     def _eager_reduce_s(self, op: AllReduce) -> float:
         """An all-reduce launched by the host: measured where the table has eager rows, else a
         constant."""
-        rows = self._eager_reduce.get(op.ranks)
-        if rows is None:
+        if op.ranks not in self._eager_reduce.lines:
             return float(constants()["eager"]["all_reduce_s"])
-        return np.exp(np.interp(np.log(op.elements), rows[0], rows[1]))
+        return self._eager_reduce.seconds(op.ranks, op.elements)
 
 
 def all_reduce_wait(rounds: EngineRounds | None, compute_capability: str | None) -> Estimate:
@@ -350,16 +350,3 @@ def _add(items: list[tuple[float, float]], pace: float) -> tuple[float, float]:
         sum(value for value, _ in items),
         (SHARED * together**2 + (1.0 - SHARED) * apart) ** 0.5,
     )
-
-
-def _eager_all_reduce(profile: Profile) -> dict[int, tuple[Array, Array]]:
-    """log elements and log seconds of the eager all-reduce rows, by ranks."""
-    found: dict[int, dict[int, float]] = {}
-    for row in profile.select("all_reduce", "bfloat16", "eager"):
-        sizes = row.sizes()
-        found.setdefault(sizes["ranks"], {})[sizes["elements"]] = row.median_s
-    return {
-        ranks: (np.log(sorted(rows)), np.log([rows[elements] for elements in sorted(rows)]))
-        for ranks, rows in found.items()
-        if len(rows) > 1
-    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 from archsearch.architecture.architecture import Architecture
@@ -20,6 +21,7 @@ from archsearch.latency.rounds import (
     RoundTime,
     extra_s,
     free_layers,
+    in_a_row,
     plain_step,
     round_time,
     summed,
@@ -88,7 +90,8 @@ class LatencyOfRounds:
         )
 
     def added_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
-        """What the engine adds to a round, where its host is not modelled."""
+        """What the engine was measured to add to a round; nothing where its host is modelled, or
+        nothing is known of it."""
         return NOTHING_S
 
     def added_layer_s(self, target: Architecture) -> float:
@@ -279,11 +282,9 @@ class DraftPasses(LatencyOfRounds):
         """The draft's time for gamma tokens, and what the engine adds to each of its layers (what
         it adds to a token whatever the draft is in `added_s`)."""
         first, later = self.draft_passes(draft, workload, gamma)
-        more = self.facts.draft_passes(gamma) - 1
-        value = first.value + more * later.value
-        value += gamma * draft.num_hidden_layers * self.added_layer_s(draft)
-        # one model prices all passes: their errors are shared, so stds add up
-        return Estimate(value, first.std + more * later.std, first.source)
+        found = in_a_row(first, later, self.facts.draft_passes(gamma) - 1)
+        added = gamma * draft.num_hidden_layers * self.added_layer_s(draft)
+        return replace(found, value=found.value + added)
 
     def idle_draft_s(self, draft: Architecture, workload: Workload) -> Estimate:
         """What a draft costs in a round that drafts nothing, per round: vLLM keeps its cache in

@@ -20,8 +20,15 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.grid import sizes
 from archsearch.drafters.drafter import Drafter, RoundPlan, RoundRows
 from archsearch.engine_rounds import RoundCosts
-from archsearch.estimate import Array, Estimate, Many, weakest_source
-from archsearch.latency.rounds import Passes, RoundTime, mean_rounds, round_time, summed
+from archsearch.estimate import Array, Estimate, Many
+from archsearch.latency.rounds import (
+    Passes,
+    RoundTime,
+    in_a_row,
+    mean_rounds,
+    round_time,
+    summed,
+)
 from archsearch.workload import Workload
 
 if TYPE_CHECKING:
@@ -123,11 +130,10 @@ class DrafterRounds:
         if costs is not None:
             costs = costs if plan.verified is None else costs.of_trees()
             return round_time(costs, self._passes(plan, (verify, first, later)))
-        launched = max(1, plan.launched)
-        value, std = first.value + plan.steps * later.value, first.std + plan.steps * later.std
-        value += launched * plan.layers * latency.added_layer_s(self.target)
+        launched, draft = max(1, plan.launched), in_a_row(first, later, plan.steps)
+        value = draft.value + launched * plan.layers * latency.added_layer_s(self.target)
         added = latency.added_s(self.target, self.workload, launched)
-        return summed(Estimate(value, std, first.source), verify, added)
+        return summed(replace(draft, value=value), verify, added)
 
     def _mean_round(self, rows: RoundRows, plan: RoundPlan, verify: Estimate) -> RoundTime:
         """The mean over rounds of which `drafts_share` draft, for each sequence by itself.
@@ -170,11 +176,5 @@ class DrafterRounds:
             waits_std = layers * host.std * (1.0 - every) if waits > 0.0 else 0.0
             added_std = math.hypot(added_std, waits_std, (1.0 - some) * costs.waits_s.std)
         overhead = Estimate(added, added_std, time.overhead_s.source)
-        parts = (time.draft_s, passes, overhead)
-        source = weakest_source(passes.source, time.draft_s.source)
-        total = Estimate(
-            math.fsum(part.value for part in parts),
-            math.hypot(*(part.std for part in parts)),
-            source,
-        )
-        return RoundTime(time.draft_s, passes, overhead, total, time.host_s, time.bound)
+        whole = summed(time.draft_s, passes, overhead)
+        return replace(whole, host_s=time.host_s, bound=time.bound)

@@ -56,8 +56,8 @@ class FittedPasses:
     """What `LatencyModel` knows of whole passes of a profile that has them.
 
     A class that takes this in has `profile`, `dtype`, `mode`, `dtype_bytes`, `ops`, `_parts` (what
-    was priced). After `_fit` `coefficients_` (by GROUPS), `cache_`, `loo_` (leave-one-out relative
-    errors of whole passes) and `outliers_` hold what was learnt.
+    was priced). After `_fit` `coefficients_` (by GROUPS), `cache_` and `loo_` (leave-one-out
+    relative errors of whole passes) hold what was learnt.
     """
 
     profile: Profile
@@ -65,7 +65,6 @@ class FittedPasses:
     mode: str
     dtype_bytes: float
     ops: OpModel
-    outliers_: list[Measurement]
     _parts: dict[tuple[Architecture, Part], tuple[list[float], list[float]]]
 
     # --- what a pass is made of
@@ -137,7 +136,6 @@ class FittedPasses:
         limit = max(OUTLIER_MADS * 1.4826 * float(np.median(outlying)), 0.25)
         kept = [row for row, size in zip(rows, outlying, strict=True) if size <= limit]
         if MIN_ROWS["forward"] <= len(kept) < len(rows):  # a stall that the probe did not feel
-            self.outliers_ = [row for row, size in zip(rows, outlying, strict=True) if size > limit]
             rows, log_ratio = kept, self._learn(kept)
         self.coefficients_ = dict(zip(GROUPS, self._coefficients.tolist(), strict=True))
         inputs = [
@@ -171,8 +169,7 @@ class FittedPasses:
         one = np.array(self._group_seconds(arch.replace(num_hidden_layers=1), part)[1])
         ends = head_ops(arch, batch=part.batch, tokens=part.tokens)
         head = sum(self.ops.op_s(op, True)[0] for op in ends if isinstance(op, Elementwise))
-        for name, value in (("pass", 0.0), ("head", 0.0), ("scatter", 0.0)):
-            one[GROUPS.index(name)] = value
+        one[[GROUPS.index(name) for name in ("pass", "head", "scatter")]] = 0.0
         one[GROUPS.index("elementwise")] -= head
         return one
 

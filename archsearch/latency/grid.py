@@ -18,7 +18,7 @@ from archsearch.engine_rounds import RoundCosts
 from archsearch.estimate import Array, Estimate, Many, Numbers
 from archsearch.latency.draft_passes import nothing_drafted
 from archsearch.latency.drafted import NOTHING_S
-from archsearch.latency.rounds import Passes, RoundTime, extra_s, mean_rounds
+from archsearch.latency.rounds import RoundTime, extra_s, mean_rounds
 from archsearch.workload import Workload
 
 
@@ -91,11 +91,6 @@ class GridLatency:
         draft: Numbers,
     ) -> Array:
         """`rounds.round_time` of an engine whose host is modelled; `read`: the target's pass."""
-        batch = self.workload.batch_size
-        layers = np.asarray(self.grid.num_hidden_layers, dtype=float)
-        costs = costs.launching(batch * (gamma + 1))
-        reduces = (2 * layers + 1) * (self.ranks > 1)
-        target_layers, context = self.target.num_hidden_layers, self.workload.context_len
-        sizes: Any = (gamma, batch, layers, target_layers, reduces, context)
-        timed: Any = (Many(first), Many(later))
-        return mean_rounds(costs, Passes(read, *timed, *sizes), draft)
+        costs = costs.launching(self.workload.batch_size * (gamma + 1))
+        asked = (self.target, self.grid, self.workload, gamma, read, (Many(first), Many(later)))
+        return mean_rounds(costs, self.latency.round_passes(*asked), draft)

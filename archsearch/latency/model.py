@@ -318,13 +318,14 @@ class LatencyModel(FittedPasses, DraftPasses):
 
     def decode_s(self, target: Architecture, workload: Workload) -> Estimate:
         """One plain decode step of the target, with what the engine adds per token."""
+        costs = self._engine_costs(target.vocab_size)
         if self.engine_ is not None:
             own = self.engine_.rest_.plain_s(workload.batch_size)
-            return self.verify_s(target, workload, 0).plus(own)
-        costs = self._engine_costs(target.vocab_size)
-        if costs is None:
+        elif costs is not None:
+            own = costs.plain_s()
+        else:
             return super().decode_s(target, workload)
-        return self.verify_s(target, workload, 0).plus(costs.plain_s())
+        return self.verify_s(target, workload, 0).plus(own)
 
     def verify_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """One target pass over gamma + 1 tokens per sequence."""
@@ -341,11 +342,8 @@ class LatencyModel(FittedPasses, DraftPasses):
     def first_tokens(self, gamma: int) -> int:
         """Tokens per sequence in the first pass of a draft in a round: as measured in the engine,
         where it was."""
-        return (
-            self.engine_.first_pass.tokens(gamma)
-            if self.engine_ is not None
-            else super().first_tokens(gamma)
-        )
+        measured = self.engine_ and self.engine_.first_pass.tokens(gamma)
+        return measured or super().first_tokens(gamma)
 
     @property
     def draft_logits(self) -> int | None:  # type: ignore[override]
@@ -378,11 +376,11 @@ class LatencyModel(FittedPasses, DraftPasses):
         return (replace(part, tokens=1), cold) if guessed else asked
 
     def added_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
-        """What the engine was measured to add to a round; 0 where nothing is known of it."""
+        """What the engine was measured to add to a round."""
         if self.engine_ is not None:
             return self.engine_.rest_.round_s(gamma, workload.batch_size)
         known = self._engine_costs(target.vocab_size)
-        return known.round_s(gamma) if known is not None else Estimate(0.0, 0.0, "modelled")
+        return known.round_s(gamma) if known else super().added_s(target, workload, gamma)
 
     def drafted_s(
         self, drafter: Drafter, rows: RoundRows, plan: RoundPlan

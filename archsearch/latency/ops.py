@@ -81,6 +81,12 @@ SHORT: Final = 16  # tokens of context that cost next to nothing
 STAND_INS_STD: Final = 0.30
 
 
+def plain_sizes(ops: Sequence[Op], multiprocessors: int = 0) -> tuple[Array, Array]:
+    """Base [ops, columns] and place [ops, log sizes] by the row of OP_KINDS alone."""
+    kind = OP_KINDS[ops[0].kind]
+    return np.array([kind.base(op) for op in ops]), np.array([kind.place(op) for op in ops])
+
+
 # --- CPU: smooth tables
 
 
@@ -93,19 +99,16 @@ class OpTable:
 
     @classmethod
     def fit(cls, ops: Sequence[Op], times_s: Array) -> OpTable:
-        kind = OP_KINDS[ops[0].kind]
-        features = np.array([kind.base(op) for op in ops])  # [rows, columns]
+        features, place = plain_sizes(ops)
         coefficients = nonnegative_fit(features, times_s)
-        base = features @ coefficients
-        inputs = np.array([kind.place(op) for op in ops])  # [rows, log sizes]
-        return cls(coefficients, Residual.fit(inputs, np.log(times_s / base), bounds=(0.3, 12.0)))
+        log_ratio = np.log(times_s / (features @ coefficients))
+        return cls(coefficients, Residual.fit(place, log_ratio, bounds=(0.3, 12.0)))
 
     def predict(self, op: Op) -> Answer:
         """Seconds and relative std."""
-        kind = OP_KINDS[op.kind]
-        base = float(np.dot(self.coefficients, kind.base(op)))
-        mean, std = self.residual.predict(np.array(kind.place(op)))
-        return base * math.exp(mean), std
+        (base,), (place,) = plain_sizes([op])
+        mean, std = self.residual.predict(place)
+        return float(base @ self.coefficients) * math.exp(mean), std
 
 
 # --- GPU: rough tables
@@ -193,13 +196,6 @@ def gpu_attention_sizes(ops: Sequence[Attention], multiprocessors: int) -> tuple
         axis=1,
     )
     return features, place
-
-
-def gpu_plain_sizes(ops: Sequence[Op], multiprocessors: int) -> tuple[Array, Array]:
-    """Base [ops, columns] and place [ops, log sizes] of a kind of which nothing is known beside its
-    row of OP_KINDS."""
-    kind = OP_KINDS[ops[0].kind]
-    return np.array([kind.base(op) for op in ops]), np.array([kind.place(op) for op in ops])
 
 
 Sizes = Callable[[Sequence[Any], int], tuple[Array, Array]]
@@ -320,11 +316,7 @@ class OpModel:
         self.profile, self.dtype, self.mode = profile, dtype, mode
         self._device = profile.device
         self._gpu = self._device.get("kind") == "gpu"
-        self._row_std: dict[str, float] = (
-            dict(getattr(profile, "provenance", {}).get("row_relative_std", {}))
-            if self._gpu
-            else {}
-        )
+        self._row_std = profile.provenance.get("row_relative_std", {}) if self._gpu else {}
         self._rows_dtype = self._dtype_of_rows()
         self._extra_std = STAND_IN_STD if self._rows_dtype != dtype else 0.0
         self._tables: dict[tuple[str, str], Any] = {}  # OpTable of a CPU, GpuTable
@@ -391,7 +383,7 @@ class OpModel:
         return GpuTable.fit(
             ops,
             times_s,
-            sizes=GPU_SIZES.get(ops[0].kind, gpu_plain_sizes),
+            sizes=GPU_SIZES.get(ops[0].kind, plain_sizes),
             multiprocessors=self._device.get("multiprocessors") or 128,
             like=known,
             folder=self.profile.folder if known is None else None,
@@ -469,9 +461,8 @@ class OpModel:
             for op in tables:
                 groups.setdefault(_regime(op), []).append(op)
             for regime, group in groups.items():
-                self._seen.update(
-                    zip(((op, cold) for op in group), self._gpu_s(regime, group, cold), strict=True)
-                )
+                for op, found in zip(group, self._gpu_s(regime, group, cold), strict=True):
+                    self._seen[op, cold] = found
         else:
             for op in tables:
                 self._seen[op, cold] = self._cpu_s(op, cold)
@@ -489,14 +480,17 @@ class OpModel:
         """Whether rows of this kind of op do not tell warm from cold."""
         return self._gpu and op.kind not in LINES and (_regime(op), "warm") not in self._tables
 
+    def _too_few(self, kind: str, op: Op) -> MissingDataError:
+        return MissingDataError(
+            f"the profile has too few {kind} rows to price {op}; measure more of them"
+        )
+
     def _cpu_s(self, op: Op, cold: bool) -> Answer:
         table = self._tables.get((op.kind, "cold"))
-        if table is None and isinstance(op, Experts | LatentAttention):
-            return self._as_others(op, cold)
         if table is None:
-            raise MissingDataError(
-                f"the profile has too few {op.kind} rows to price {op}; measure more of them"
-            )
+            if isinstance(op, Experts | LatentAttention):
+                return self._as_others(op, cold)
+            raise self._too_few(op.kind, op)
         seconds, std = self._measured.get((op, True)) or table.predict(op)
         warm = self._tables.get((op.kind, "warm"))
         if not cold and warm is not None:
@@ -513,21 +507,15 @@ class OpModel:
     def _gpu_s(self, regime: str, ops: Sequence[Any], cold: bool) -> list[Answer]:
         """Seconds and stds of ops of one regime that were not measured."""
         table = self._tables.get((regime, "cold"))
-        if table is None and regime.startswith("gemm "):
-            return self._narrow_s(ops, cold)
-        if (
-            table is None
-            and regime == "latent_verify"
-            and ("latent_decode", "cold") in self._tables
-        ):
-            return [self._latent_s(op, cold) for op in ops]
-        if table is None and (regime == "experts" or regime.startswith("latent")):
-            return [self._as_others(op, cold) for op in ops]
-        if table is None and regime not in ("verify", "prefill"):
-            raise MissingDataError(
-                f"the profile has too few {regime} rows to price {ops[0]}; measure more of them"
-            )
         if table is None:
+            if regime.startswith("gemm "):
+                return self._narrow_s(ops, cold)
+            if regime == "latent_verify" and ("latent_decode", "cold") in self._tables:
+                return [self._latent_s(op, cold) for op in ops]
+            if regime == "experts" or regime.startswith("latent"):
+                return [self._as_others(op, cold) for op in ops]
+            if regime not in ("verify", "prefill"):
+                raise self._too_few(regime, ops[0])
             # together: much quicker
             self.prepare([other for op in ops for other in self._packed(op)], cold)
             return [self._attention_s(op, cold) for op in ops]
@@ -555,13 +543,10 @@ class OpModel:
         found = []
         for op, whole in zip(ops, plain, strict=True):
             seconds, std = self._seen[whole, cold]
-            if op.format == self._rows_dtype:
-                found.append((seconds, std))
-                continue
-            ratio = datasheet_s(device, op, self._rows_dtype) / datasheet_s(
-                device, whole, self._rows_dtype
-            )
-            found.append((seconds * ratio, math.hypot(std, FORMAT_STD[op.format])))
+            if op.format != self._rows_dtype:
+                own, wide = (datasheet_s(device, each, self._rows_dtype) for each in (op, whole))
+                seconds, std = seconds * own / wide, math.hypot(std, FORMAT_STD[op.format])
+            found.append((seconds, std))
         return found
 
     def _as_others(self, op: Experts | LatentAttention, cold: bool) -> Answer:

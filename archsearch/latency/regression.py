@@ -21,13 +21,17 @@ from archsearch.estimate import Array, Numbers
 def nonnegative_fit(features: Array, times_s: Array) -> Array:
     """Coefficients >= 0 that minimise the *relative* squared error of `features @ c` against
     `times_s`."""
+    return _nnls(features / times_s[:, None], np.ones(len(times_s)))[0]
+
+
+def _nnls(design: Array, values: Array) -> tuple[Array, float]:
+    """Coefficients >= 0 by least squares of scaled columns, and the norm of what is left."""
     from scipy.optimize import nnls
 
-    scaled = features / times_s[:, None]
-    norms = np.linalg.norm(scaled, axis=0)
+    norms = np.linalg.norm(design, axis=0)
     norms[norms == 0] = 1.0
-    coefficients, _ = nnls(scaled / norms, np.ones(len(times_s)))
-    return np.asarray(coefficients / norms)
+    scaled, rest = nnls(design / norms, values)
+    return np.asarray(scaled / norms), float(rest)
 
 
 @dataclass(frozen=True)
@@ -61,26 +65,19 @@ def fit_differences(features: Array, values_s: Array, stds_s: Array) -> Differen
     of freedom (DerSimonian and Laird 1986): without it a row of many repeats would outweigh all.
     The law is held at zero or above; its covariance is of the fit without that hold.
     """
-    from scipy.optimize import nnls
-
-    rows, columns = features.shape
+    rows = len(features)
     known = stds_s[np.isfinite(stds_s) & (stds_s > 0)]
     # Nobody's noise is known: all of the scatter is misfit, and rows weigh alike.
     floor = max(1e-3 * float(np.median(np.abs(values_s))), 1e-9)
-    stds = np.where(
-        np.isfinite(stds_s) & (stds_s > 0), stds_s, np.median(known) if len(known) else floor
-    )
-    stds = np.maximum(stds, floor)
+    usual = np.median(known) if len(known) else floor
+    stds = np.maximum(np.where(np.isfinite(stds_s) & (stds_s > 0), stds_s, usual), floor)
     free = max(0, rows - int(np.linalg.matrix_rank(features)))
 
     def weighted(misfit: float) -> tuple[Array, float]:
         """Coefficients >= 0 and chi-squared."""
         scale = np.sqrt(stds**2 + misfit**2)  # [rows]
-        design = features / scale[:, None]
-        norms = np.linalg.norm(design, axis=0)
-        norms[norms == 0] = 1.0
-        scaled, rest = nnls(design / norms, values_s / scale)
-        return scaled / norms, float(rest) ** 2
+        coefficients, rest = _nnls(features / scale[:, None], values_s / scale)
+        return coefficients, rest**2
 
     misfit = 0.0
     if free and weighted(0.0)[1] > free:

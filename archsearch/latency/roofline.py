@@ -89,9 +89,7 @@ class RooflineLatency(DraftPasses):
             return [self.op_s(op) for op in each]
 
         counts = (*ops.in_layers.items(), *ops.outside.items())
-        value = sum(
-            count * (priced(op, price) if ops.of_grid else self.op_s(op)) for op, count in counts
-        )
+        value = sum(count * priced(op, price) for op, count in counts)
         if self.mode == "graph":
             return value + self.wait.value * sync_waits(ops.all_reduces(), ops.ranks)
         if self.device.kind != "gpu":

@@ -98,15 +98,9 @@ class RoundFit:
 def prior_covariance(costs: RoundCosts) -> Array:
     """Covariance [costs, costs] of COSTS before anything is measured here: each with its own std,
     the host's with the machine's speed in common."""
-    means = np.array([getattr(costs, f"{name}_s").value for name in COSTS])
-    stds = np.array([getattr(costs, f"{name}_s").std for name in COSTS])
-    host = np.array(
-        [
-            value if name.startswith("host") else 0.0
-            for name, value in zip(COSTS, means, strict=True)
-        ]
-    )
-    return np.diag(stds**2) + MACHINE_STD**2 * np.outer(host, host)
+    known = [getattr(costs, f"{name}_s") for name in COSTS]
+    host = [name.startswith("host") * each.value for name, each in zip(COSTS, known, strict=True)]
+    return np.diag([each.std**2 for each in known]) + MACHINE_STD**2 * np.outer(host, host)
 
 
 class _Problem:
@@ -126,15 +120,11 @@ class _Problem:
         means = [getattr(prior.costs, f"{COSTS[number]}_s").value for number in self.free]
         plain = prior.plain.step_s
         self.means = np.array([*means, plain.value, *[1.0] * len(self.models)])
-        size = len(self.means)
         # costs, then the plain step, then a factor for the kernels of each model
-        joint = np.zeros((size, size))
         count = len(self.free)
+        others = [max(plain.std, 1e-6), *map(self._kernel_std, self.models)]
+        joint = np.diag([0.0] * count + others) ** 2
         joint[:count, :count] = covariance[np.ix_(self.free, self.free)]
-        joint[count, count] = max(plain.std, 1e-6) ** 2
-        for number, name in enumerate(self.models):
-            joint[count + 1 + number, count + 1 + number] = self._kernel_std(name) ** 2
-        self.covariance = joint
         self.stds = np.sqrt(np.diag(joint))
         self.whiten = np.linalg.inv(np.linalg.cholesky(joint / np.outer(self.stds, self.stds)))
         lowest = np.concatenate([np.zeros(count + 1), np.full(len(self.models), 0.2)])
@@ -161,9 +151,7 @@ class _Problem:
         }
         plain = replace(self.prior.plain, step_s=Estimate(float(values[count]), 0.0, "measured"))
         rounds = replace(self.prior, costs=replace(self.prior.costs, **changes), plain=plain)
-        return rounds, dict(
-            zip(self.models, (float(value) for value in values[count + 1 :]), strict=True)
-        )
+        return rounds, dict(zip(self.models, values[count + 1 :].tolist(), strict=True))
 
     def predicted(self, scaled: Array) -> Array:
         """Seconds of every round, then of every plain step."""
@@ -174,13 +162,13 @@ class _Problem:
             target, draft = factors[row.target], factors[row.draft]
             passes = replace(
                 row.passes,
-                verify_s=_times(replace(row.passes.verify_s, std=0.0), target),
-                first_s=_times(row.passes.first_s, draft),
-                later_s=_times(row.passes.later_s, draft),
+                verify_s=replace(row.passes.verify_s, std=0.0).times(target),
+                first_s=row.passes.first_s.times(draft),
+                later_s=row.passes.later_s.times(draft),
             )
             found.append(round_time(rounds.costs, passes).round_s.value)
         for step in self.steps:
-            kernels = _times(replace(step.kernels_s, std=0.0), factors[step.target])
+            kernels = replace(step.kernels_s, std=0.0).times(factors[step.target])
             found.append(plain_step(rounds, kernels, step.target_layers, step.batch).value)
         return np.array(found)
 
@@ -198,13 +186,10 @@ class _Problem:
 
     def start(self, factor: float) -> Array:
         """The prior's means, the host's times `factor`."""
-        host = np.array(
-            [COSTS[number].startswith("host") for number in self.free]
-            + [False] * (1 + len(self.models))
-        )
-        return np.asarray(
-            np.maximum(np.where(host, (factor - 1.0) * self.means / self.stds, 0.0), self.lower)
-        )
+        host = [COSTS[number].startswith("host") for number in self.free]
+        host += [False] * (1 + len(self.models))
+        moved = np.where(host, (factor - 1.0) * self.means / self.stds, 0.0)
+        return np.asarray(np.maximum(moved, self.lower))
 
 
 def fit_rounds(
@@ -230,7 +215,7 @@ def fit_rounds(
     covariance = np.linalg.inv(curvature) * np.outer(problem.stds, problem.stds)
     values, _ = problem.measured
     errors = problem.predicted(best.x) / values - 1.0
-    return _fit_of(problem, np.asarray(best.x), covariance, tuple(float(error) for error in errors))
+    return _fit_of(problem, np.asarray(best.x), covariance, tuple(errors.tolist()))
 
 
 def _fit_of(
@@ -263,7 +248,7 @@ def _fit_of(
     costs = replace(
         rounds.costs,
         **changes,
-        covariance=tuple(tuple(float(value) for value in row) for row in full),
+        covariance=tuple(map(tuple, full.tolist())),
         source=words,
     )
     kernels = {
@@ -272,10 +257,6 @@ def _fit_of(
     }
     fitted = replace(rounds, costs=costs, plain=plain, measured=len(problem.rounds))
     return RoundFit(fitted, kernels, errors, tuple(identified))
-
-
-def _times(estimate: Estimate, factor: float) -> Estimate:
-    return Estimate(factor * estimate.value, factor * estimate.std, estimate.source)
 
 
 # What launching takes is the same whether the engine synchronises or not: measured in one class, it

@@ -25,6 +25,7 @@ import numpy as np
 
 from archsearch.engine_rounds import EngineRounds, RoundCosts
 from archsearch.estimate import Array, Estimate, Numbers, weakest_source
+from archsearch.speedup import rising_root
 
 Bound = Literal["gpu", "host"]
 
@@ -76,13 +77,14 @@ class Passes:
 
     @property
     def draft_s(self) -> Estimate:
-        """All draft passes; one model prices them, so their errors are shared."""
-        more = self.gamma - 1 + self.catches_up
-        return Estimate(
-            self.first_s.value + more * self.later_s.value,
-            self.first_s.std + more * self.later_s.std,
-            self.first_s.source,
-        )
+        """All draft passes."""
+        return in_a_row(self.first_s, self.later_s, self.gamma - 1 + self.catches_up)
+
+
+def in_a_row(first: Estimate, later: Estimate, more: float) -> Estimate:
+    """A pass and `more` later ones; one model prices them, so their errors are shared."""
+    std = first.std + more * later.std
+    return Estimate(first.value + more * later.value, std, first.source)
 
 
 def summed(draft_s: Estimate, verify_s: Estimate, overhead_s: Estimate) -> RoundTime:
@@ -272,25 +274,16 @@ def larger_interval(gpu: Estimate, host: Estimate) -> tuple[float, float]:
     gpus = NormalDist(gpu.value, max(gpu.std, 1e-9))
     hosts = NormalDist(math.log(host.value), max(host.relative_std, 1e-9))
 
-    def at(chance: float) -> float:
-        def above(seconds: float) -> float:
-            return gpus.cdf(seconds) * hosts.cdf(math.log(seconds)) - chance
+    def done(seconds: float) -> float:
+        return gpus.cdf(seconds) * hosts.cdf(math.log(seconds))
 
-        # At `low` one of the two is done with this chance at most, at `high` each with its root.
-        low, high = (
+    def at(chance: float) -> float:
+        # At the first end one of the two is done with this chance at most, at the other each with
+        # its root.
+        ends = (
             max(gpus.inv_cdf(each), math.exp(hosts.inv_cdf(each)))
             for each in (chance, math.sqrt(chance))
         )
-        under, over = above(low), above(high)
-        for _ in range(60):  # false position (Illinois)
-            if high - low < 1e-12 * high or over <= under:
-                break
-            middle = (low * over - high * under) / (over - under)
-            found = above(middle)
-            if found < 0.0:
-                low, under, over = middle, found, 0.5 * over
-            else:
-                high, under, over = middle, 0.5 * under, found
-        return high
+        return rising_root(done, chance, *ends)
 
     return at(0.05), at(0.95)

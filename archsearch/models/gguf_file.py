@@ -374,18 +374,10 @@ def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, vocab_size: int) -> No
             f"{path} has token ids up to {max(texts)}, the draft only {vocab_size}; use the"
             " target's tokenizer"
         )
-    types = []
-    for number in range(vocab_size):
-        if number not in texts:
-            types.append(gguf.TokenType.UNUSED)
-        elif number in added:
-            types.append(
-                gguf.TokenType.CONTROL
-                if added[number].get("special")
-                else gguf.TokenType.USER_DEFINED
-            )
-        else:
-            types.append(gguf.TokenType.NORMAL)
+    kinds = gguf.TokenType
+    types = [kinds.NORMAL if number in texts else kinds.UNUSED for number in range(vocab_size)]
+    for number, token in added.items():
+        types[number] = kinds.CONTROL if token.get("special") else kinds.USER_DEFINED
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     writer.add_token_list([texts.get(number, f"[PAD{number}]") for number in range(vocab_size)])
@@ -417,21 +409,13 @@ def pre_tokenizer_name(tokenizer: Mapping[str, Any]) -> str | None:
     steps = before.get("pretokenizers", []) if before.get("type") == "Sequence" else [before]
     if not steps or steps[-1].get("type") != "ByteLevel" or steps[-1].get("add_prefix_space"):
         return None
-    own_regex = steps[-1].get("use_regex", True)
-    name = None
-    if len(steps) == 1 and own_regex:
-        name = "gpt-2"
-    elif (
-        len(steps) == 2
-        and steps[0].get("type") == "Digits"
-        and steps[0].get("individual_digits")
-        and own_regex
-    ):
-        name = "smollm"
-    elif len(steps) == 2 and steps[0].get("type") == "Split" and not own_regex:
-        pattern = steps[0].get("pattern", {}).get("Regex")
-        if steps[0].get("behavior") == "Isolated" and not steps[0].get("invert"):
-            name = _SPLITS.get(pattern)
+    own_regex, first = steps[-1].get("use_regex", True), steps[0]
+    name = "gpt-2" if len(steps) == 1 and own_regex else None
+    if len(steps) == 2 and first.get("type") == "Digits":
+        name = "smollm" if first.get("individual_digits") and own_regex else None
+    elif len(steps) == 2 and first.get("type") == "Split" and not own_regex:
+        if first.get("behavior") == "Isolated" and not first.get("invert"):
+            name = _SPLITS.get(first.get("pattern", {}).get("Regex"))
     normalizer = tokenizer.get("normalizer")
     if normalizer is not None and not (name == "qwen2" and normalizer == {"type": "NFC"}):
         return None

@@ -231,7 +231,7 @@ def resolve_drafter(name: str, target: TargetRef) -> NamedDrafter:
     if folder.is_dir() and (folder / "config.json").is_file():
         config = read_json(folder / "config.json", "model config")
         if isinstance(config, Mapping) and family_of_config(config):
-            return replace(_read(name, config, target, "", str(folder)), hub_id=str(folder))
+            return _read(name, config, target, "", str(folder))
     if (
         name.count("/") == 1
         and not folder.is_dir()
@@ -318,7 +318,7 @@ def _placed(name: str, kind: str, place: str, target: TargetRef) -> NamedDrafter
         raise ArchsearchError(
             f"the config of {place} must be a JSON object, got {type(config).__name__}"
         )
-    return replace(_read(name, config, target, made.family, place), hub_id=place)
+    return _read(name, config, target, made.family, place)
 
 
 def _read(name: str, config: Config, target: TargetRef, kind: str, where: str) -> NamedDrafter:
@@ -328,7 +328,7 @@ def _read(name: str, config: Config, target: TargetRef, kind: str, where: str) -
         raise ArchsearchError(f"{where}: {error}") from error
     if drafter.architecture.served_dtype:
         drafter = replace(drafter, architecture=_kept(name, drafter.architecture))
-    return NamedDrafter(name, drafter, notes=notes)
+    return NamedDrafter(name, drafter, notes=notes, hub_id=where)
 
 
 def _kept(name: str, layers: Architecture) -> Architecture:

@@ -112,10 +112,13 @@ def _times(block: torch.Tensor, mode: str, on_gpu: bool) -> list[float]:
         for _ in range(CALLS):
             torch.distributed.all_reduce(block)
 
+    def wait() -> None:
+        if on_gpu:
+            torch.cuda.synchronize()
+
     run: Any = calls
     calls()
-    if on_gpu:
-        torch.cuda.synchronize()
+    wait()
     if mode == "graph" and on_gpu:
         graph = torch.cuda.CUDAGraph()
         # NCCL's watchdog thread queries events meanwhile, which the default (global) mode would
@@ -127,13 +130,11 @@ def _times(block: torch.Tensor, mode: str, on_gpu: bool) -> list[float]:
     times = []
     for _ in range(REPEATS):
         torch.distributed.barrier()
-        if on_gpu:
-            torch.cuda.synchronize()
+        wait()
         start = time.perf_counter()
         for _ in range(3):
             run()
-        if on_gpu:
-            torch.cuda.synchronize()
+        wait()
         times.append((time.perf_counter() - start) / (3 * CALLS))
     assert statistics.median(times) > 0
     return times

@@ -19,7 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 
@@ -32,7 +32,7 @@ from archsearch.profiling import kernels, layers
 from archsearch.profiling.fused import Fused, attention_kernel, fused_for, graph_backends
 from archsearch.profiling.kernels import Run
 from archsearch.profiling.points import Bench, Models, Point, Prepared
-from archsearch.profiling.timer import AnyTimer, Timing, plan
+from archsearch.profiling.timer import Timer, Timing, plan
 from archsearch.records import as_data
 from archsearch.workload import MODES, dtype_name
 
@@ -55,24 +55,8 @@ ATTENTION: Final = {
 }
 
 
-class Runner(Protocol):
-    """What captures and times on the device; tests put another in its place."""
-
-    device: torch.device
-
-    def capture(self, calls: Sequence[Run]) -> Run:
-        """A callable that runs all `calls` once, as one CUDA graph where the mode is `graph`."""
-
-    def seconds(self, run: Run, count: int, before: Run | None) -> float:
-        """Seconds of `count` runs in a row, `before` (in graph mode without one: one more run)
-        untimed ahead of them."""
-
-    def release(self) -> None:
-        """Give back memory that is reserved and unused."""
-
-
 class CudaRunner:
-    """The real one. In eager mode `capture` only puts the calls in a row."""
+    """What captures and times on the device; tests put another in its place."""
 
     def __init__(self, index: int, mode: str) -> None:
         self.device = torch.device("cuda", index)
@@ -83,6 +67,7 @@ class CudaRunner:
         self._end = torch.cuda.Event(enable_timing=True)
 
     def capture(self, calls: Sequence[Run]) -> Run:
+        """A callable that runs all `calls` once, as one CUDA graph where the mode is `graph`."""
         if self.mode == "eager":
 
             def row() -> None:
@@ -93,11 +78,8 @@ class CudaRunner:
         with graph_backends():
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
-                for call in calls[
-                    :2
-                    # kernels are compiled and loaded, workspaces allocated, before the capture
-                    # forbids it
-                ]:
+                # kernels are loaded, workspaces allocated, before the capture forbids it
+                for call in calls[:2]:
                     call()
             torch.cuda.current_stream().wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
@@ -117,6 +99,8 @@ class CudaRunner:
         return replay
 
     def seconds(self, run: Run, count: int, before: Run | None) -> float:
+        """Seconds of `count` runs in a row, `before` (in graph mode without one: one more run)
+        untimed ahead of them."""
         if self.mode == "eager":
             if before is not None:
                 before()
@@ -137,19 +121,19 @@ class CudaRunner:
         return self._start.elapsed_time(self._end) / 1e3
 
     def release(self) -> None:
+        """Give back memory that is reserved and unused."""
         gc.collect()
         torch.cuda.empty_cache()
 
 
-class GpuTimer(AnyTimer):
-    """Times callables on a GPU; `archsearch.profiling.timer.Timer` for a device that needs no
-    correction.
+class GpuTimer(Timer):
+    """Times callables on a GPU, which needs no correction.
 
     The probe (a fixed GEMM) runs before and after each timing; `slowdown` is its time over
     `reference_s` and is not divided out.
     """
 
-    def __init__(self, runner: Runner, probe: Callable[[], float], reference_s: float) -> None:
+    def __init__(self, runner: CudaRunner, probe: Callable[[], float], reference_s: float) -> None:
         super().__init__(probe, reference_s)
         self.runner = runner
 
@@ -213,14 +197,14 @@ class CudaBench(Bench):
         device: Device,
         *,
         mode: str = "graph",
-        runner: Runner | None = None,
+        runner: CudaRunner | None = None,
         clock_mhz: Callable[[], float | None] = lambda: None,
         last_level_cache_bytes: int | None = None,
         state: GpuState | None = None,
     ) -> None:
         if mode not in MODES:
             raise ArchsearchError(f"unknown mode {mode!r}; use one of {', '.join(MODES)}")
-        self.runner: Runner = CudaRunner(0, mode) if runner is None else runner
+        self.runner = CudaRunner(0, mode) if runner is None else runner
         cache = last_level_cache_bytes or device.last_level_cache_bytes or (64 << 20)
         super().__init__(profile, mode, COLD_L2_MULTIPLE * cache, self.runner.device)
         self.device, self.state = device, state

@@ -16,7 +16,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Final
 
 import numpy as np
 import torch
@@ -99,16 +99,6 @@ class Needs:
         where several GPUs are."""
         every = (op for counts in self.passes for op, _ in counts)
         return list(dict.fromkeys(op for op in every if isinstance(op, AllReduce)))
-
-
-class Predictor(Protocol):
-    """Prices ops: `archsearch.latency.ops.OpModel`, or a law in tests."""
-
-    def op_s(self, op: Any, cold: bool) -> tuple[float, float]:
-        """Seconds and relative std."""
-
-    def prepare(self, ops: Iterable[Any], cold: bool) -> None:
-        """May price the ops together that will be asked."""
 
 
 @dataclass(frozen=True)
@@ -297,7 +287,7 @@ def point_of(need: Need) -> Point:
     return Point(op.kind, "cold" if cold else "warm", op)
 
 
-def pass_stds(passes: Iterable[Mapping[Need, float]], model: Predictor) -> Array:
+def pass_stds(passes: Iterable[Mapping[Need, float]], model: OpModel) -> Array:
     """Predicted relative std of each pass [passes]. Errors of ops of one kind and cache state are
     correlated as exp(-(distance / REACH)^2 / 2): near sizes err together, so their errors do not
     cancel."""
@@ -320,7 +310,7 @@ def pass_stds(passes: Iterable[Mapping[Need, float]], model: Predictor) -> Array
     return np.array(stds)
 
 
-def shares(passes: Iterable[Mapping[Need, float]], model: Predictor) -> dict[Need, float]:
+def shares(passes: Iterable[Mapping[Need, float]], model: OpModel) -> dict[Need, float]:
     """What each op adds to the squared relative std of the passes, summed over them."""
     found: dict[Need, float] = {}
     for counts in passes:
@@ -331,7 +321,7 @@ def shares(passes: Iterable[Mapping[Need, float]], model: Predictor) -> dict[Nee
     return found
 
 
-def _priced(counts: Mapping[Need, float], model: Predictor) -> dict[Need, tuple[float, float]]:
+def _priced(counts: Mapping[Need, float], model: OpModel) -> dict[Need, tuple[float, float]]:
     """Seconds and their std that each op adds to a pass, all-reduces left out."""
     found = {}
     for need, count in counts.items():
@@ -370,12 +360,12 @@ def choose(candidates: Sequence[Need], weight: Mapping[Need, float], count: int)
     return [need for _, need in chosen[:count]]
 
 
-def op_models() -> Callable[[Profile, str, str], Predictor]:
+def op_models() -> Callable[[Profile, str, str], OpModel]:
     """`OpModel`, refitted quickly while the rows have not grown by REFIT_GROWTH since its
     hyper-parameters were learnt."""
     last: dict[tuple[str, str], tuple[OpModel, int]] = {}
 
-    def fit(profile: Profile, dtype: str, mode: str) -> Predictor:
+    def fit(profile: Profile, dtype: str, mode: str) -> OpModel:
         known = last.get((dtype, mode))
         if known is not None and len(profile.rows) < REFIT_GROWTH * known[1]:
             return OpModel(profile, dtype, mode, like=known[0])
@@ -393,7 +383,7 @@ def adaptive_sweep(
     stop: Stop = Stop(),
     *,
     progress: Progress | None = None,
-    fit: Callable[[Profile, str, str], Predictor] | None = None,
+    fit: Callable[[Profile, str, str], OpModel] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> SweepResult:
     """Measure what `wanted` needs into the bench's profile until `stop`. Rows that the profile

@@ -7,7 +7,6 @@ per copy of the operands; a graph captures all.
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +16,7 @@ from torch.nn import functional
 
 from archsearch.architecture.op_kinds import OP_KINDS
 from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Op
+from archsearch.engine_facts import load
 from archsearch.errors import MissingDataError
 from archsearch.profiling.fused import Fused, attend
 from archsearch.profiling.timer import WeightPool, copies_of
@@ -31,8 +31,7 @@ Run = Callable[[], object]
 
 def eager_call(op: Op, pool: WeightPool, working_set_bytes: int) -> Run:
     """The call that times `op`, made by the kernel of its kind (see `OpKind.kernel`)."""
-    module, _, name = OP_KINDS[op.kind].kernel.partition(":")
-    made: Run = getattr(importlib.import_module(module), name)(op, pool, working_set_bytes)
+    made: Run = load(OP_KINDS[op.kind].kernel)(op, pool, working_set_bytes)
     return made
 
 

@@ -20,7 +20,7 @@ from archsearch.architecture.op_kinds import OP_KINDS, row_sizes
 from archsearch.architecture.ops import Attention, Op
 from archsearch.profiles import ForwardShape, Measurement, Profile, freeze_shape
 from archsearch.profiling import kernels, layers
-from archsearch.profiling.timer import AnyTimer, WeightPool
+from archsearch.profiling.timer import Timer, WeightPool
 from archsearch.workload import DTYPE_BYTES
 
 T = TypeVar("T")
@@ -188,10 +188,10 @@ class Bench:
         self.skipped: list[str] = []
         self._on = device
         self._pools: dict[str, WeightPool] = {}
-        self._timers: dict[str, AnyTimer] = {}
+        self._timers: dict[str, Timer] = {}
         self.flush: kernels.Run = layers.cache_flusher(cold_bytes, device)
 
-    def new_timer(self, dtype: str) -> AnyTimer:
+    def new_timer(self, dtype: str) -> Timer:
         """What times callables in a dtype."""
         raise NotImplementedError
 
@@ -206,7 +206,7 @@ class Bench:
     def release(self) -> None:
         """Give back memory that earlier points left reserved."""
 
-    def timer(self, dtype: str) -> AnyTimer:
+    def timer(self, dtype: str) -> Timer:
         if dtype not in self._timers:
             self._timers[dtype] = self.new_timer(dtype)
         return self._timers[dtype]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -131,27 +130,13 @@ class Timing:
     slowdown: float
 
 
-class AnyTimer(ABC):
-    """What times callables on a device: `Timer`, or `cuda.GpuTimer`."""
+class Timer:
+    """Times a callable against the probe. `reference_s` comes from the profile, so that all its
+    rows share one scale."""
 
     def __init__(self, probe: Callable[[], float], reference_s: float) -> None:
         self.probe, self.reference_s = probe, reference_s
         self.slowdowns: list[float] = []
-
-    @abstractmethod
-    def time(
-        self,
-        run: Callable[[], object],
-        *,
-        before: Callable[[], object] | None = None,
-        budget_s: float = 0.06,
-        calls: int | None = None,
-    ) -> Timing: ...
-
-
-class Timer(AnyTimer):
-    """Times a callable against the probe. `reference_s` comes from the profile, so that all its
-    rows share one scale."""
 
     def time(
         self,

@@ -19,7 +19,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -206,24 +206,10 @@ class Passes:
 # -- where a pass's keys and values go
 
 
-class _Plan(Protocol):
-    """What one pass does with a layer's keys and values. `before`: columns that the target's own
-    attention takes to be there already."""
-
-    before: int
-
-    def update(self, layer: int, keys: Tensor, values: Tensor) -> Sides:
-        """Store them; what the target's own attention reads, where it attends by itself."""
-        ...
-
-    def attend(self, layer: int, query: Tensor, scale: float | None, window: int | None) -> Tensor:
-        """[batch, heads, tokens, head_dim]"""
-        ...
-
-
 class _Stepping:
-    """One token for every row of several blocks; of one block for a target that attends by
-    itself."""
+    """What a pass does with a layer's keys and values: of one token for every row of several
+    blocks; of one block for a target that attends by itself. `before`: columns that the target's
+    own attention takes to be there already."""
 
     def __init__(self, blocks: Sequence[Block], passes: Passes) -> None:
         self.blocks, self.together = blocks, passes.together
@@ -231,6 +217,7 @@ class _Stepping:
         self.masks: dict[int | None, list[Tensor | None]] = {}
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> Sides:
+        """Store them; what the target's own attention reads, where it attends by itself."""
         row = 0
         for block in self.blocks:
             sides = zip(block.store(layer, (keys, values)), (keys, values), strict=True)
@@ -243,6 +230,7 @@ class _Stepping:
         return block.columns_of(layer, slice(0, block.columns + 1))
 
     def attend(self, layer: int, query: Tensor, scale: float | None, window: int | None) -> Tensor:
+        """[batch, heads, tokens, head_dim]"""
         if window not in self.masks:
             self.masks[window] = [_added(block.seen(window), query.dtype) for block in self.blocks]
         found, row = [], 0
@@ -254,8 +242,8 @@ class _Stepping:
 
 
 class _Reading:
-    """Segments of several rows behind each other, [1, heads, all tokens, head_dim]; a single one
-    for a target that attends by itself."""
+    """As `_Stepping`: segments of several rows behind each other, [1, heads, all tokens, head_dim];
+    a single one for a target that attends by itself."""
 
     def __init__(self, segments: Sequence[Segment], passes: Passes) -> None:
         self.segments, self.passes = segments, passes
@@ -291,6 +279,9 @@ class _Reading:
             found.append(_attend_many(part, *segment.stored(layer), self.masks[kind], scale))
             place += count
         return torch.cat(found, dim=2)
+
+
+_Plan = _Stepping | _Reading
 
 
 def _added(seen: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -187,14 +187,10 @@ def encode_prompts(
 
 
 @functools.cache  # the same prompts are encoded for several texts of a run
-def _say_left_out(dropped: int, total: int, max_tokens: int, longest: int) -> None:
-    logger.warning(
-        "%d of %d prompts are longer than %d tokens (the longest has %d) and are left out",
-        dropped,
-        total,
-        max_tokens,
-        longest,
-    )
+def _say_left_out(*counts: int) -> None:
+    """`counts`: left out, of how many, the most tokens, those of the longest."""
+    words = "%d of %d prompts are longer than %d tokens (the longest has %d) and are left out"
+    logger.warning(words, *counts)
 
 
 def _prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -136,10 +136,7 @@ class Seen:
     def alike(self, text: str) -> bool:
         """Whether some text has ALIKE of this one's runs of words."""
         own = set(shingles(words(text), SHINGLE))
-        shared: dict[int, int] = {}
-        for shingle in own:
-            for number in self._by_shingle.get(shingle, ()):
-                shared[number] = shared.get(number, 0) + 1
+        shared = Counter(each for shingle in own for each in self._by_shingle.get(shingle, ()))
         return bool(own) and max(shared.values(), default=0) >= ALIKE * len(own)
 
 

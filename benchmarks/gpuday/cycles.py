@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from archsearch.errors import ArchsearchError
-from archsearch.profiling.cuda import GpuTimer, Runner
+from archsearch.profiling.cuda import CudaRunner, GpuTimer
 from archsearch.profiling.kernels import Run
 from archsearch.profiling.layers import LeanRun
 from archsearch.profiling.timer import Timing
@@ -38,14 +38,14 @@ as vLLM drafts without graphs. Serial: a wait after every pass. Eager: nothing c
 
 
 class LaunchRunner:
-    """A `Runner` whose seconds are the host's alone: until the last call has returned, whatever the
-    device still does.
+    """A `CudaRunner` whose seconds are the host's alone: until the last call has returned, whatever
+    the device still does.
 
     Few calls at a time: a launch queue that is full (about 1,000 kernels) makes the host wait for
     the device.
     """
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: CudaRunner) -> None:
         self.runner, self.device = runner, runner.device
 
     def capture(self, calls: Sequence[Run]) -> Run:
@@ -119,7 +119,7 @@ class Cycle:
         self.verify()
         self.drafting()
 
-    def run(self, style: RoundStyle, graphs: Runner) -> Run:
+    def run(self, style: RoundStyle, graphs: CudaRunner) -> Run:
         """A round in `style`; `graphs` captures. All but `one graph` end when the host knows that
         the round is done."""
         if style == "one graph":
@@ -157,7 +157,7 @@ class Clocks:
     graph: GpuTimer
     eager: GpuTimer
     launch: GpuTimer
-    graphs: Runner
+    graphs: CudaRunner
 
 
 def time_round(cycle: Cycle, style: RoundStyle, clocks: Clocks, budget_s: float = 0.3) -> Timing:

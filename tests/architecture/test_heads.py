@@ -173,10 +173,6 @@ def test_a_block_drafter_writes_its_block_in_one_pass() -> None:
     assert gemm(ops)[Gemm(16, 5 * 2 * 256, 512)] == 1  # keys and values of five layers at once
     assert gemm(ops)[Gemm(14, 32000, 512)] == 1  # seven tokens a sequence
     assert kinds(ops, Attention) == {Attention(2, 8, 98, 8, 4, 64): 5}
-    with pytest.raises(InvalidShapeError, match="no later steps"):
-        later_step_ops(head, HeadRows(batch=1, context=9))
-    with pytest.raises(InvalidShapeError, match="at least 2 tokens"):
-        first_pass_ops(head, HeadRows(batch=1, tokens=1, context=9))
 
 
 def test_heads_that_cannot_be() -> None:

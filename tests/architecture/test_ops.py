@@ -11,7 +11,7 @@ from archsearch.architecture.counts import (
     norm_params,
     parameters,
 )
-from archsearch.architecture.experts import expert_layout, experts_touched, popularity
+from archsearch.architecture.experts import busiest_rank, expert_layout, popularity
 from archsearch.architecture.ops import (
     AllReduce,
     Attention,
@@ -220,9 +220,9 @@ def test_a_pass_reads_the_experts_that_its_tokens_touch():
 
 
 def test_skew_lowers_the_experts_touched_and_never_below_a_tokens_share():
-    assert experts_touched(128, 4, 1, 0.7) == pytest.approx(4)
+    assert busiest_rank(128, 4, 1, 1, 0.7) == pytest.approx(4)
     for tokens in (2, 8, 64):
-        touched = [experts_touched(128, 4, tokens, skew) for skew in (0.0, 0.3, 0.6, 1.2)]
+        touched = [busiest_rank(128, 4, tokens, 1, skew) for skew in (0.0, 0.3, 0.6, 1.2)]
         assert touched == sorted(touched, reverse=True)
         assert 4 - 1e-6 <= touched[-1] and touched[0] <= min(128, 4 * tokens) + 1e-9
     assert sum(popularity(64, 6, 0.8)) == pytest.approx(6)
