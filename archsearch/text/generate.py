@@ -51,14 +51,23 @@ def generate_text(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
     *,
+    cache_dir: Path | str,
     writing: Writing = DEFAULTS,
-    **how: Any,
+    budget_s: float | None = None,
+    progress: Progress = silent,
 ) -> TextCache:
-    """`write_answers` to `prompts`, with its other arguments; those that leave no room for an
-    answer in the target's context are left out, and that is said."""
+    """`write_answers` to `prompts`; those that leave no room for an answer in the target's context
+    are left out, and that is said."""
     limit = prompt_limit(context_tokens(target.config), writing.max_new_tokens)
-    encoded = encode_prompts(prompts, tokenizer, max_tokens=limit)
-    return write_answers(target, tokenizer, encoded, writing=writing, **how)
+    return write_answers(
+        target,
+        tokenizer,
+        encode_prompts(prompts, tokenizer, max_tokens=limit),
+        cache_dir=cache_dir,
+        writing=writing,
+        budget_s=budget_s,
+        progress=progress,
+    )
 
 
 def write_answers(

@@ -6,10 +6,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from archsearch.architecture.counts import kv_cache_bytes
-from archsearch.architecture.hf_config import from_hf_config
 from archsearch.errors import ArchsearchError
 
 if TYPE_CHECKING:
@@ -66,6 +64,14 @@ class Writing:
         }
 
 
+def kv_bytes_per_token(config: Any, bytes_per_value: int) -> int:
+    """Bytes of keys and values per token of one row, from a Hugging Face config."""
+    text = config.get_text_config(decoder=True)
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    return int(2 * text.num_hidden_layers * kv_heads * head_dim * bytes_per_value)
+
+
 def kv_tokens(target: PreTrainedModel, limits: BatchLimits) -> int:
     """How many tokens' keys and values may be held at once."""
     if limits.kv_tokens is not None:
@@ -80,8 +86,7 @@ def kv_tokens(target: PreTrainedModel, limits: BatchLimits) -> int:
             MOST_KV_BYTES,
             KV_SHARE["cpu"] * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         )
-    shape = from_hf_config(target.config.to_dict())
-    return max(1, int(room) // kv_cache_bytes(shape, 1, target.dtype.itemsize))
+    return max(1, int(room) // kv_bytes_per_token(target.config, target.dtype.itemsize))
 
 
 def prefill_tokens(target: PreTrainedModel, limits: BatchLimits) -> int:
