@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +16,7 @@ from archsearch.drafters.drafter import Drafter
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Numbers
 from archsearch.latency.draft_passes import LatencyOfRounds
+from archsearch.records import encoded
 from archsearch.search.objective import Scorer
 from archsearch.traffic.mix import LoadPart, Mix
 from archsearch.traffic.steady import (
@@ -78,23 +79,14 @@ class ServedPart:
         return self.plain.tpot_s / self.best.tpot_s
 
     def to_dict(self) -> dict[str, object]:
-        return {
-            "name": self.part.name,
-            "weight": self.part.weight,
-            "concurrency": self.part.concurrency,
-            "requests_per_second": self.part.requests_per_second,
-            "prompt_tokens": self.part.prompt.mean,
-            "output_tokens": self.part.output.mean,
-            "context": self.context,
-            "gamma": self.gamma,
-            "alpha": self.alpha,
-            "tau": self.tau,
-            "speedup": self.speedup,
-            "drafting": asdict(self.drafting),
-            "plain": asdict(self.plain),
-            "off": asdict(self.off),
-            "off_rate": self.off_rate,
-        }
+        load = "name weight concurrency requests_per_second".split()
+        lengths = {"prompt_tokens": self.part.prompt.mean, "output_tokens": self.part.output.mean}
+        own = "context gamma alpha tau speedup drafting plain off off_rate".split()
+        return (
+            {name: getattr(self.part, name) for name in load}
+            | lengths
+            | {name: encoded(getattr(self, name)) for name in own}
+        )
 
 
 TokensOf = Callable[[int], RoundTokens | None]

@@ -421,18 +421,19 @@ def test_without_the_package_or_pyarrow_the_extra_is_named(
 
 
 def test_a_profile_is_written_whole_and_only_over_its_own_kind(
-    system: Path, tmp_path: Path
+    system: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = tmp_path / "profiles"
-    first = import_profile("a100", data=system.parent, root=root)
-    assert first.folder == root / "a100-sxm4-80gb" / "aiconfigurator-unknown-vllm-0.14.0"
+    monkeypatch.chdir(tmp_path)
+    first = import_profile("a100", data=system.parent)
+    stack = "aiconfigurator-unknown-vllm-0.14.0"
+    assert first.folder == Path("profiles") / "a100-sxm4-80gb" / stack
     read_back = Profile.load(first.folder)
     assert read_back.provenance == first.provenance
     assert {key: float(f"{row.median_s:.4g}") for key, row in first.rows.items()} == {
         key: row.median_s for key, row in read_back.rows.items()
     }
     write(system / GEMM, GEMMS[:10])
-    again = import_profile("a100", data=system.parent, root=root)
+    again = import_profile("a100", data=system.parent)
     assert len(Profile.load(first.folder).rows) == len(again.rows) < len(first.rows)
     assert [path.name for path in first.folder.parent.iterdir()] == [first.folder.name], (
         "nothing is left beside it"
@@ -498,7 +499,7 @@ def test_chosen_rows_tell_the_rest_better_than_random_ones() -> None:
     keys = list(table)
     random.Random(3).shuffle(keys)
     seen, unseen = {key: table[key] for key in keys[:800]}, {key: table[key] for key in keys[800:]}
-    kept = compress("gemm", seen, count=120)
+    kept = compress(seen, 120)
     assert len(kept) == 120 and kept.items() <= seen.items()
     rest = {key: seconds for key, seconds in seen.items() if key not in kept}
     assert errors(kept, rest)["all"].rows == 680
