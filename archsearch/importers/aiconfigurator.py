@@ -763,19 +763,21 @@ def stack_folder(profile: Profile) -> str:
     return "-".join(["aiconfigurator", *(profile.provenance[name] for name in names)])
 
 
-def import_profile(device_name: str, *, output: Path | None = None, **options: Any) -> Profile:
+def import_profile(
+    device_name: str, *, output: Path | None = None, root: Path = Path("profiles"), **options: Any
+) -> Profile:
     """Compose the profile of a device (key or alias) with the `options` of `import_tables` and
     write it; returns it with its folder set.
 
-    `output`: the folder, by default profiles/<device>/<stack> in the working directory. It is built
-    beside its place and renamed. Raises: as `import_tables`; ArchsearchError where `output` holds
-    something that was not imported, which stays as it is.
+    `output`: the folder, by default <root>/<device>/<stack> with root `profiles` in the working
+    directory. It is built beside its place and renamed. Raises: as `import_tables`; ArchsearchError
+    where `output` holds something that was not imported, which stays as it is.
     """
     device = load_device(device_name)
     if output is not None:
         _refuse_to_overwrite(output)
     profile = import_tables(device, **options)
-    folder = output if output is not None else Path("profiles") / device.key / stack_folder(profile)
+    folder = output if output is not None else root / device.key / stack_folder(profile)
     _refuse_to_overwrite(folder)
     write_profile(profile, folder)
     return profile

@@ -421,19 +421,18 @@ def test_without_the_package_or_pyarrow_the_extra_is_named(
 
 
 def test_a_profile_is_written_whole_and_only_over_its_own_kind(
-    system: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    system: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    first = import_profile("a100", data=system.parent)
-    stack = "aiconfigurator-unknown-vllm-0.14.0"
-    assert first.folder == Path("profiles") / "a100-sxm4-80gb" / stack
+    root = tmp_path / "profiles"
+    first = import_profile("a100", data=system.parent, root=root)
+    assert first.folder == root / "a100-sxm4-80gb" / "aiconfigurator-unknown-vllm-0.14.0"
     read_back = Profile.load(first.folder)
     assert read_back.provenance == first.provenance
     assert {key: float(f"{row.median_s:.4g}") for key, row in first.rows.items()} == {
         key: row.median_s for key, row in read_back.rows.items()
     }
     write(system / GEMM, GEMMS[:10])
-    again = import_profile("a100", data=system.parent)
+    again = import_profile("a100", data=system.parent, root=root)
     assert len(Profile.load(first.folder).rows) == len(again.rows) < len(first.rows)
     assert [path.name for path in first.folder.parent.iterdir()] == [first.folder.name], (
         "nothing is left beside it"
