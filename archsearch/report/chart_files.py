@@ -43,7 +43,7 @@ STYLE: Final[dict[Any, object]] = {
     "axes.titlesize": 11.0,
     "text.parse_math": False,
 }
-_MARKERS: Final = {"circle": "o", "ring": "o", "diamond": "D", "cross": "x", "square": "s"}
+_MARKERS: Final = {"circle": "o", "ring": "o", "diamond": "D", "cross": "x"}
 DPI: Final = 150
 LONG_NAME: Final = 40
 
