@@ -35,6 +35,7 @@ from archsearch.traffic.served import (
     Over,
     ServedPart,
     TokensOf,
+    broken_limits,
     context_of,
     objective_of,
     overs,
@@ -155,13 +156,12 @@ class MixScorer(Scorer):
         speedup = Estimate(gain, gain * std, score.speedup.source).between(
             (gain * math.exp(-down), gain * math.exp(up))
         )
-        broken = [each.words for each in self._overs(score.proposer, served) if each.over > 0]
         mix = MixScore(
             objective,
             objective_of(served, objective, ranks),
             objective_of(served, objective, ranks, plain=True),
             tuple(_part_score(each) for each in served),
-            tuple(broken),
+            tuple(broken_limits(self._overs(score.proposer, served))),
         )
         return replace(
             score, speedup=speedup, tpot_s=Estimate(tpot, tpot * std, score.tpot_s.source), mix=mix
