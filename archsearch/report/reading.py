@@ -91,6 +91,57 @@ class Shown(Candidate):
         weights."""
         return None if self.confirmed is None or self.stale else self.confirmed.undecided
 
+    @property
+    def measured(self) -> bool:
+        """Whether its confirmation decides something."""
+        return self.measured_speedup is not None and self.undecided is None
+
+    @property
+    def gain(self) -> Estimate:
+        """Its speed-up, measured or predicted."""
+        if self.confirmed is None or not self.measured:
+            return self.score.speedup
+        seen, (low, high) = self.confirmed.speedup, self.confirmed.interval
+        return Estimate(seen.value, seen.std, "measured", low, high)
+
+    @property
+    def gamma(self) -> int:
+        """At which `gain` is."""
+        found = self.confirmed if self.measured else None
+        return self.score.gamma if found is None else found.gamma
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether one can have it today: it exists, needs nothing, or was trained in this run."""
+        needs = self.score.needs
+        return self.has_weights or (needs is not None and needs.kind != "training")
+
+    @property
+    def ranked_by(self) -> float:
+        """Its speed-up, the lower end where acceptance is assumed (`Score.ranked_by`)."""
+        return self.gain.interval[0] if self.score.assumed else self.gain.value
+
+    @property
+    def name(self) -> str:
+        """What it is called: its family, and its hub id where it exists, else its shape."""
+        return f"{self.score.family}: {self.hub_id or self.score.proposer.label()}"
+
+    @property
+    def hub_id(self) -> str:
+        """Where it can be downloaded; "" of what cannot, or was trained in this run."""
+        needs = self.score.needs
+        return "" if self.has_weights or needs is None else needs.hub_id or ""
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What distinguishes rows of a table: not the number of heads."""
+        if self.at_hand:
+            return (self.name,)
+        drafter = self.score.proposer
+        shape = drafter.architecture
+        own = (shape.num_hidden_layers, shape.hidden_size) if drafter.is_model else ()
+        return (self.score.family, *own)
+
 
 @dataclass(frozen=True)
 class Reading:
