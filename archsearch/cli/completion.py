@@ -13,14 +13,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from archsearch.architecture.catalogue import stems
-from archsearch.engine_facts import ENGINES
 
 Names = Callable[[], Iterable[str]]
-
-
-def targets() -> Iterable[str]:
-    """Of the catalogue."""
-    return stems()
 
 
 def devices() -> Iterable[str]:
@@ -28,11 +22,6 @@ def devices() -> Iterable[str]:
     from archsearch.hardware.device import devices as known
 
     return ["cpu", *(name for device in known().values() for name in (*device.aliases, device.key))]
-
-
-def engines() -> Iterable[str]:
-    """Every engine with facts."""
-    return ENGINES
 
 
 def spaces() -> Iterable[str]:
@@ -51,7 +40,7 @@ def families() -> Iterable[str]:
 
 def drafts() -> Iterable[str]:
     """Families, and what the catalogue has."""
-    return [*families(), *targets()]
+    return [*families(), *stems()]
 
 
 def _runs() -> Iterable[str]:
