@@ -88,7 +88,7 @@ def export(
     check_output(source.draft, made.output)
     with building(made.output) as folder:
         _build(made, folder)
-        if made.copied:
+        if any(ENGINES[name].gguf for name in made.engines):
             file, dtype = folder / GGUF_FILE, source.gguf_dtype
             write_gguf(folder, file, dtype=dtype, tokenizer_gguf=source.target.gguf)
     return made.output
