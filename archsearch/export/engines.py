@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from archsearch.drafters.forms import vllm_config
 from archsearch.drafters.models import Independent
@@ -139,10 +139,6 @@ class Priced:
     quantise: str = ""
     drafts: str = ""
     switches: str = ""
-
-    def as_priced(self) -> dict[str, Any]:
-        """These fields, for another one."""
-        return {each.name: getattr(self, each.name) for each in fields(Priced)}
 
 
 @dataclass(frozen=True)

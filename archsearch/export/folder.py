@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ from archsearch.export.engines import (
     GGUF_FILE,
     INDEPENDENT,
     TENSORRT_FILE,
+    Priced,
     Setup,
     check_engines,
     serving,
@@ -124,7 +126,7 @@ def plan(
         schedule=ranges,
         target_gguf=str(source.target.gguf) if source.target.gguf else "TARGET.gguf",
         layers=() if whole else layer_ids(read_json(source.draft / "config.json", "head's config")),
-        **source.as_priced(),
+        **{each.name: getattr(source, each.name) for each in fields(Priced)},
     )
     served = tuple(serving(name, setup) for name in names if not ENGINES[name].draft_folder)
     cost = padded_head_cost(arch, dtype) if arch is not None and arch.trimmed else None

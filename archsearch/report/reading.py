@@ -238,18 +238,6 @@ def _replayed(folder: Path, gamma: int) -> tuple[float, ...]:
         return ()
 
 
-def _gap_std(
-    first: Score, second: Score, context: AcceptanceContext, prior: PriorAcceptance
-) -> float:
-    """Std of the difference of two drafts' logit(alpha): the prior's own where both alphas come
-    from it, else both stds added."""
-
-    pair = (first.alpha, second.alpha)
-    if all(alpha.source == "prior" for alpha in pair):
-        return gap_std(first.proposer, second.proposer, prior, context)
-    return math.hypot(*map(logit_std, pair))
-
-
 def target_shape(run: Run) -> Architecture | None:
     """The shape of a run's target (see `shape_here`)."""
     return shape_here(str(run.arguments.get("target", "")))
@@ -267,15 +255,17 @@ def groups(run: Run, scores: Sequence[Score]) -> dict[int, int]:
         str(asked.get("domain", "narrow")),
     )
     prior = PriorAcceptance()
-    found = grouped(
-        scores,
-        lambda first, second: speedup_gap_std(
-            first, second, _gap_std(first, second, context, prior)
-        ),
-    )
-    return {
-        score.rank or 0: number for number, group in enumerate(found, start=1) for score in group
-    }
+
+    def std_of(first: Score, second: Score) -> float:
+        """By the prior's own gap of logit(alpha) where both come from it, else both stds."""
+        if first.alpha.source == second.alpha.source == "prior":
+            gap = gap_std(first.proposer, second.proposer, prior, context)
+        else:
+            gap = math.hypot(logit_std(first.alpha), logit_std(second.alpha))
+        return speedup_gap_std(first, second, gap)
+
+    found = enumerate(grouped(scores, std_of), start=1)
+    return {score.rank or 0: number for number, group in found for score in group}
 
 
 def complete_trials(run: Run) -> list[dict[str, object]]:
