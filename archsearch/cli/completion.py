@@ -43,14 +43,6 @@ def drafts() -> Iterable[str]:
     return [*families(), *stems()]
 
 
-def _runs() -> Iterable[str]:
-    """Folders with a run.yaml in runs/, newest first; none is read."""
-    found = sorted(
-        Path("runs").glob("*/run.yaml"), key=lambda file: file.stat().st_mtime, reverse=True
-    )
-    return [str(file.parent) for file in found]
-
-
 def items(names: Iterable[str], paths: bool, incomplete: str) -> list[CompletionItem]:
     """The names that begin so, and, where a path does as well, the files."""
     found = [
@@ -62,7 +54,8 @@ def items(names: Iterable[str], paths: bool, incomplete: str) -> list[Completion
 
 
 class RunPath(click.Path):
-    """The type of RUN: a folder; a shell offers the runs in runs/."""
+    """The type of RUN: a folder; a shell offers those with a run.yaml in runs/, newest first, none
+    of which is read."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path, file_okay=False)
@@ -70,4 +63,6 @@ class RunPath(click.Path):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        return items(_runs(), True, incomplete)
+        files = Path("runs").glob("*/run.yaml")
+        found = sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)
+        return items((str(file.parent) for file in found), True, incomplete)

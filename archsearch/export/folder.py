@@ -164,7 +164,9 @@ def building(output: Path) -> Iterator[Path]:
     Raises ArchsearchError for a folder that cannot be written.
     """
     with writing(output):
-        _restore(output)
+        left = [each / OLD for each in left_behind(output) if (each / OLD).is_dir()]
+        if left and not output.exists():
+            os.replace(left[0], output)
         with scratch_dir(output) as scratch:
             folder = scratch / "new"
             folder.mkdir()
@@ -228,14 +230,6 @@ def _build(made: ExportPlan, folder: Path) -> None:
         write_json(folder / "score.json", source.record.score.to_dict())
     write_text(folder / "README.md", model_card(made))
     write_json(folder / MARKER, _marker(made))
-
-
-def _restore(output: Path) -> None:
-    """Move back the export that a killed process had moved away, where nothing took its place."""
-    for left in left_behind(output) if not output.exists() else ():
-        if (left / OLD).is_dir():
-            os.replace(left / OLD, output)
-            return
 
 
 def _dtype(draft_folder: Path) -> str:
