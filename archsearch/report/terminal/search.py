@@ -281,14 +281,11 @@ def next_lines(steps: Sequence[Step]) -> list[str]:
     return ["", "What to measure next (most per minute first):", *lines] if lines else []
 
 
-def family_lines(
-    rows: Sequence[Represented], run: Path | None = None, engine: str = "transformers"
-) -> list[str]:
+def family_lines(rows: Sequence[Represented], run: Path, engine: str) -> list[str]:
     """The best of each family, and whether somebody has to train it; of a `run` that trained also
     how to measure the best beside one that needs no training."""
     if seen := [row for row in rows if isinstance(row, FamilyRow)]:
-        found = section_lines(found_section(seen))[:-1]
-        return [*found, *([] if run is None else untrained_rival(rows, run, engine))]
+        return [*section_lines(found_section(seen))[:-1], *untrained_rival(rows, run, engine)]
     cells = [
         (
             row.family,
