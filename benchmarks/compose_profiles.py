@@ -116,7 +116,7 @@ def held_out(device: str, data: Path | None, seed: int) -> dict[str, Any]:
         keys = [key for key in times if in_range(key[0])]
         random.Random(seed).shuffle(keys)
         seen, unseen = keys[: len(keys) // 2], keys[len(keys) // 2 :]
-        kept = compress(kind, {key: times[key] for key in seen})
+        kept = compress({key: times[key] for key in seen}, COMPACT_ROWS[kind])
         found = errors(kept, {key: times[key] for key in unseen})
         result[kind] = {group: as_data(error) for group, error in found.items()}
     return result

@@ -33,10 +33,9 @@ from archsearch.pipeline.latency import choose_latency
 from archsearch.speedup import alpha_from_tau
 from archsearch.traffic.steady import RoundTokens, Service, in_flight
 from archsearch.traffic.times import (
-    drafting_service,
     ladder,
-    plain_service,
     prefill_s,
+    service_of,
     times_over_batches,
 )
 from archsearch.workload import WorkloadRequest
@@ -140,15 +139,13 @@ def case(engine: str, published: Published, pace: float = 1.0) -> Case:
     )
 
     def drafting(gamma: int, chance: float) -> Service:
-        return drafting_service(
-            times, gamma, RoundTokens.of(chance, 0.0, gamma), both, OUTPUT, held
-        )
+        return service_of(times, gamma, RoundTokens.of(chance, 0.0, gamma), both, OUTPUT, held)
 
     drafting_times = (times.draft, times.verify, times.round)
     return Case(
         published,
         alpha,
-        plain_service(times, alone, OUTPUT, held_alone),
+        service_of(times, None, RoundTokens(), alone, OUTPUT, held_alone),
         {gamma: drafting(gamma, alpha) for gamma in GAMMAS},
         drafting(4, 1.0),
         {

@@ -13,14 +13,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from archsearch.architecture.catalogue import stems
-from archsearch.engine_facts import ENGINES
 
 Names = Callable[[], Iterable[str]]
-
-
-def targets() -> Iterable[str]:
-    """Of the catalogue."""
-    return stems()
 
 
 def devices() -> Iterable[str]:
@@ -28,11 +22,6 @@ def devices() -> Iterable[str]:
     from archsearch.hardware.device import devices as known
 
     return ["cpu", *(name for device in known().values() for name in (*device.aliases, device.key))]
-
-
-def engines() -> Iterable[str]:
-    """Every engine with facts."""
-    return ENGINES
 
 
 def spaces() -> Iterable[str]:
@@ -51,15 +40,7 @@ def families() -> Iterable[str]:
 
 def drafts() -> Iterable[str]:
     """Families, and what the catalogue has."""
-    return [*families(), *targets()]
-
-
-def _runs() -> Iterable[str]:
-    """Folders with a run.yaml in runs/, newest first; none is read."""
-    found = sorted(
-        Path("runs").glob("*/run.yaml"), key=lambda file: file.stat().st_mtime, reverse=True
-    )
-    return [str(file.parent) for file in found]
+    return [*families(), *stems()]
 
 
 def items(names: Iterable[str], paths: bool, incomplete: str) -> list[CompletionItem]:
@@ -73,7 +54,8 @@ def items(names: Iterable[str], paths: bool, incomplete: str) -> list[Completion
 
 
 class RunPath(click.Path):
-    """The type of RUN: a folder; a shell offers the runs in runs/."""
+    """The type of RUN: a folder; a shell offers those with a run.yaml in runs/, newest first, none
+    of which is read."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path, file_okay=False)
@@ -81,4 +63,6 @@ class RunPath(click.Path):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        return items(_runs(), True, incomplete)
+        files = Path("runs").glob("*/run.yaml")
+        found = sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)
+        return items((str(file.parent) for file in found), True, incomplete)

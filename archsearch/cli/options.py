@@ -15,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from archsearch.acceptance.estimator import DOMAINS, TRAININGS
+from archsearch.architecture.catalogue import stems
 from archsearch.cli import completion
 from archsearch.engine_facts import ENGINES, engine_facts, runnable_engine
 from archsearch.engine_rounds import known_engines
@@ -244,13 +245,13 @@ PROMPTS: Final = named("file", PromptFile(path_type=Path, dir_okay=False))
 FOLDER: Final = named("dir", click.Path(path_type=Path, file_okay=False))
 URL: Final = Value("url")
 TIME: Final = Value("time", seconds)
-TARGET: Final = Value("t", known=completion.targets, paths=True)
+TARGET: Final = Value("t", known=stems, paths=True)
 DRAFT: Final = Value("d", known=completion.drafts, paths=True)
 DEVICE: Final = Value("name", known=completion.devices)
 SPACE: Final = Value("s", known=completion.spaces, paths=True)
 FAMILY: Final = Value("f", known=completion.families)
-PRICED: Final = Value("e", priced_engine, completion.engines)
-RUN_ENGINE: Final = Value("e", run_engine, completion.engines)
+PRICED: Final = Value("e", priced_engine, ENGINES.keys)
+RUN_ENGINE: Final = Value("e", run_engine, ENGINES.keys)
 DTYPE: Final = Value("d", dtype_name)
 DRAFT_DTYPES: Final = Value(
     "d[,d]", lambda text: ",".join(dict.fromkeys(map(served_name, text.split(","))))

@@ -48,12 +48,10 @@ def export(
     rank: int,
     output: Path,
     engines: tuple[str, ...],
-    schedule: Path | None,
-    gamma: int | None,
-    draft_dtype: str | None,
     family: str,
     allow_untrained: bool,
     as_json: bool,
+    **asked: Any,
 ) -> None:
     """Write a folder that engines load: config, weights, tokenizer, gamma, the command line of each
     engine, a model card.
@@ -66,9 +64,9 @@ def export(
     """
     from archsearch.export.engines import DEFAULT_ENGINES
 
-    if draft_dtype is not None and "llama.cpp" not in engines:
+    if asked["draft_dtype"] is not None and "llama.cpp" not in engines:
         raise ArchsearchError("--draft-dtype is of a GGUF; add --for llama.cpp, or leave it out")
-    asked: dict[str, Any] = {"gamma": gamma, "schedule": schedule, "draft_dtype": draft_dtype}
+    asked["engines"] = engines or DEFAULT_ENGINES
     if family != "independent":
         if allow_untrained:
             raise ArchsearchError(
@@ -76,12 +74,12 @@ def export(
             )
         from archsearch.pipeline.export import export_family
 
-        made = export_family(run, family, output, engines=engines or DEFAULT_ENGINES, **asked)
+        made = export_family(run, family, output, **asked)
     else:
         from archsearch.pipeline import export_rank
 
         asked["allow_untrained"] = allow_untrained
-        made = export_rank(run, rank, output, engines=engines or DEFAULT_ENGINES, **asked)
+        made = export_rank(run, rank, output, **asked)
     what = f"{family} head" if family != "independent" else f"Draft of rank {rank}"
     lines = [
         f"{what} exported to {made['output']} (gamma {made['gamma']}) for"

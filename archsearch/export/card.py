@@ -134,21 +134,6 @@ class ExportPlan:
     trained: bool = True
     head: HeadCost | None = None
 
-    @property
-    def copied(self) -> bool:
-        """Whether the weights are written a second time, as GGUF."""
-        return any(ENGINES[name].gguf for name in self.engines)
-
-    @property
-    def loaded(self) -> str:
-        """What transformers loads weights in: it computes in nothing below 16 bits."""
-        return self.dtype if DTYPE_BYTES[self.dtype] >= 2 else "bfloat16"
-
-    @property
-    def in_transformers(self) -> bool:
-        """Whether an engine was asked for that takes the draft folder as it is."""
-        return any(ENGINES[name].draft_folder for name in self.engines)
-
 
 def model_card(made: ExportPlan) -> str:
     """The text of README.md. What is not known is left out; every number says whether it was
@@ -164,6 +149,9 @@ def model_card(made: ExportPlan) -> str:
     )
     text = template.render(
         made=made,
+        # an engine that takes the draft folder as it is; it computes in nothing below 16 bits
+        in_transformers=any(ENGINES[name].draft_folder for name in made.engines),
+        loaded=made.dtype if DTYPE_BYTES[made.dtype] >= 2 else "bfloat16",
         source=source,
         arch=arch,
         full=full,

@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from archsearch.drafters.forms import vllm_config
 from archsearch.drafters.models import Independent
@@ -47,16 +49,12 @@ def tensorrt_schedule(ranges: Ranges) -> dict[int, int] | None:
     """
     if not ranges or ranges[0][2] < 1 or ranges[0][2] != largest_gamma(ranges, 0):
         return None
-    joined: list[tuple[int, int, int]] = []
-    for first, last, gamma in ranges:
-        if joined and joined[-1][2] == gamma:
-            first = joined.pop()[0]
-        joined.append((first, last, gamma))
     schedule: dict[int, int] = {}
-    for first, last, gamma in joined:
+    for gamma, same in groupby(ranges, itemgetter(2)):
+        (first, _, _), (_, last, _) = itemgetter(0, -1)(list(same))
         schedule[first] = gamma
         # off from here on: one key says it, in both readings
-        if not (gamma == 0 and last == joined[-1][1]):
+        if not (gamma == 0 and last == ranges[-1][1]):
             schedule[last] = gamma
     return schedule
 
@@ -69,13 +67,10 @@ def sglang_schedule(ranges: Ranges) -> dict[str, dict[str, object]]:
     that has a CUDA graph (speculative/adaptive_step_router.py): a range may so begin a few batch
     sizes early.
     """
-    found: dict[str, dict[str, object]] = {}
-    before = None
-    for first, _, gamma in ranges:
-        if gamma != before:
-            found[str(first)] = {"candidate_steps": [gamma]}
-        before = gamma
-    return found
+    return {
+        str(next(same)[0]): {"candidate_steps": [gamma]}
+        for gamma, same in groupby(ranges, itemgetter(2))
+    }
 
 
 def schedule_words(engine: str, family: str, ranges: Ranges, gamma: int) -> str:
@@ -144,10 +139,6 @@ class Priced:
     quantise: str = ""
     drafts: str = ""
     switches: str = ""
-
-    def as_priced(self) -> dict[str, Any]:
-        """These fields, for another one."""
-        return {each.name: getattr(self, each.name) for each in fields(Priced)}
 
 
 @dataclass(frozen=True)

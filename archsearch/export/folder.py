@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ from archsearch.export.engines import (
     GGUF_FILE,
     INDEPENDENT,
     TENSORRT_FILE,
+    Priced,
     Setup,
     check_engines,
     serving,
@@ -88,7 +90,7 @@ def export(
     check_output(source.draft, made.output)
     with building(made.output) as folder:
         _build(made, folder)
-        if made.copied:
+        if any(ENGINES[name].gguf for name in made.engines):
             file, dtype = folder / GGUF_FILE, source.gguf_dtype
             write_gguf(folder, file, dtype=dtype, tokenizer_gguf=source.target.gguf)
     return made.output
@@ -124,7 +126,7 @@ def plan(
         schedule=ranges,
         target_gguf=str(source.target.gguf) if source.target.gguf else "TARGET.gguf",
         layers=() if whole else layer_ids(read_json(source.draft / "config.json", "head's config")),
-        **source.as_priced(),
+        **{each.name: getattr(source, each.name) for each in fields(Priced)},
     )
     served = tuple(serving(name, setup) for name in names if not ENGINES[name].draft_folder)
     cost = padded_head_cost(arch, dtype) if arch is not None and arch.trimmed else None
@@ -162,7 +164,9 @@ def building(output: Path) -> Iterator[Path]:
     Raises ArchsearchError for a folder that cannot be written.
     """
     with writing(output):
-        _restore(output)
+        left = [each / OLD for each in left_behind(output) if (each / OLD).is_dir()]
+        if left and not output.exists():
+            os.replace(left[0], output)
         with scratch_dir(output) as scratch:
             folder = scratch / "new"
             folder.mkdir()
@@ -226,14 +230,6 @@ def _build(made: ExportPlan, folder: Path) -> None:
         write_json(folder / "score.json", source.record.score.to_dict())
     write_text(folder / "README.md", model_card(made))
     write_json(folder / MARKER, _marker(made))
-
-
-def _restore(output: Path) -> None:
-    """Move back the export that a killed process had moved away, where nothing took its place."""
-    for left in left_behind(output) if not output.exists() else ():
-        if (left / OLD).is_dir():
-            os.replace(left / OLD, output)
-            return
 
 
 def _dtype(draft_folder: Path) -> str:

@@ -726,7 +726,7 @@ class _Choice:
             def tick(rows: int) -> None:
                 self.progress(f"choosing {kind} rows", self.done + rows, self.planned)
 
-            self.chosen[kind] = compress(kind, plain, tick=tick)
+            self.chosen[kind] = compress(plain, COMPACT_ROWS[kind], tick=tick)
             self.done += COMPACT_ROWS[kind]
         kept = self.chosen.get(kind, times)
         return {key: seconds for key, seconds in times.items() if key in kept}

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archsearch.architecture.op_kinds import OP_KINDS
-from archsearch.architecture.ops import AllReduce, Attention, Gemm
+from archsearch.architecture.ops import Attention, Gemm
 from archsearch.estimate import Array
 from archsearch.latency.regression import nonnegative_fit
 
-Op = Gemm | Attention | AllReduce
+Op = Gemm | Attention
 Key = tuple[Op, str]  # an op and its mode
 
 AMPLITUDE: Final = 0.04  # variance of log(time / base) that the process explains: 20 %
@@ -64,8 +64,6 @@ def _inputs(op: Op) -> list[float]:
     """
     if isinstance(op, Gemm):
         return [math.log(op.m) / 8, math.log(op.n) / 8, math.log(op.k) / 8]
-    if isinstance(op, AllReduce):
-        return [math.log(op.elements) / 8, math.log(op.ranks) / 4]
     return [
         math.log(op.batch) / 8,
         math.log(op.batch * op.kv_heads) / 2,
@@ -80,9 +78,8 @@ def _inputs(op: Op) -> list[float]:
 def _features(op: Op) -> list[float]:
     """What the base time is linear in: a constant, weights or keys and values read, activations,
     arithmetic."""
-    if not isinstance(op, Attention):
-        more = op.flops() if isinstance(op, Gemm) else op.ranks
-        return [*OP_KINDS[op.kind].base(op), float(more)]
+    if isinstance(op, Gemm):
+        return [*OP_KINDS[op.kind].base(op), float(op.flops())]
     queries = float(op.batch * op.tokens * op.q_heads * op.head_dim)
     return [1.0, float(op.kv_elements()), queries, queries * _reach(op)]
 
@@ -99,19 +96,13 @@ def in_range(op: Op) -> bool:
     to 16 being read in."""
     if isinstance(op, Gemm):
         return op.m in COMPACT_M
-    if isinstance(op, Attention):
-        return op.batch <= (256 if op.tokens == 1 else 16)
-    return True
+    return op.batch <= (256 if op.tokens == 1 else 16)
 
 
 def compress(
-    kind: str,
-    times: Mapping[Key, float],
-    *,
-    count: int | None = None,
-    tick: Callable[[int], None] | None = None,
+    times: Mapping[Key, float], count: int, *, tick: Callable[[int], None] | None = None
 ) -> dict[Key, float]:
-    """The rows kept of `kind`: COMPACT_ROWS of those in range."""
+    """`count` rows of those in range."""
     keys = [key for key in times if in_range(key[0])] or list(times)
     rows = Candidates.of({key: times[key] for key in keys})
     first = np.array(
@@ -120,7 +111,7 @@ def compress(
             for op, _ in keys
         ]
     )
-    kept = choose(rows, first, COMPACT_ROWS[kind] if count is None else count, tick=tick)
+    kept = choose(rows, first, count, tick=tick)
     return {keys[index]: times[keys[index]] for index in kept}
 
 

@@ -14,7 +14,7 @@ from archsearch.pipeline.session import SearchSession
 from archsearch.progress import ProgressLine
 from archsearch.records import save
 from archsearch.report.chart_files import drawn, write_picture
-from archsearch.report.costs import ParetoGoal, ParetoSet, pareto_chart
+from archsearch.report.costs import ParetoSet, pareto_chart
 from archsearch.runs.run import RUNGS_FILE
 from archsearch.search import study
 from archsearch.search.exact import ALONE_POINTS, Report, exact_grid, rank_alone
@@ -126,9 +126,7 @@ def write_pareto(session: SearchSession, scores: Sequence[Score]) -> ParetoSet:
     decided = {rank: run.decided(rank) for rank in run.ranks()}
     known = {run.score(rank).proposer: found for rank, found in decided.items() if found}
     members = pareto(scorer, found, goals, lambda score: known.get(score.proposer))
-    named = {name: GOALS[name] for name in goals}
-    shown = {name: ParetoGoal(goal.unit, goal.words, goal.more) for name, goal in named.items()}
-    pareto_set = ParetoSet(shown, tuple(whole), tuple(members))
+    pareto_set = ParetoSet({name: GOALS[name] for name in goals}, tuple(whole), tuple(members))
     save(run.path / PARETO_FILE, pareto_set)
     write_picture(run.path / PICTURE_FILE, drawn(pareto_chart(pareto_set)))
     return pareto_set

@@ -21,6 +21,7 @@ from archsearch.traffic.served import (
     ServedPart,
     broken_limits,
     objective_of,
+    overs,
     serve_part,
 )
 from archsearch.traffic.simulation import Simulated, poisson, simulate
@@ -130,7 +131,7 @@ def _served(item: Priced, mix: Mix, trace: Trace | None, simulated: int) -> Unde
         rows.append(Part(served, held[0], held[1], seen))
     ranks = scorer.workload.tensor_parallel
     tokens = training_tokens(scorer.context, drafter.parameters())
-    broken = broken_limits(parts, mix, drafter, scorer.workload, tokens)
+    broken = broken_limits(overs(parts, mix, drafter, scorer.workload, tokens))
     return UnderLoad(
         draft=item.entry.draft,
         by=served_by(item.source),

@@ -8,11 +8,10 @@ import re
 import shlex
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.forms import vllm_drafter_config
 from archsearch.engine_facts import engine_facts
 from archsearch.estimate import Estimate
@@ -33,65 +32,6 @@ SOURCE_WORDS: Final = {
     "given": "given",
 }
 LONGEST_NAME: Final = 40
-
-
-@dataclass(frozen=True)
-class Option:
-    """A drafter of the first screen: `gain` is its speed-up, `measured` or predicted; `group`:
-    options with the same number are tied with the best of that group; `assumed`: as of `Score`."""
-
-    rank: int
-    drafter: Drafter
-    gamma: int
-    alpha: Estimate
-    gain: Estimate
-    needs: Needs | None = None
-    measured: bool = False
-    group: int = 0
-    assumed: str = ""
-    weights: bool = False
-
-    @classmethod
-    def of(cls, shown: Shown) -> Option:
-        """A rank of a run, by what was measured of it where something was."""
-        score, seen = shown.score, shown.measured_speedup
-        measured = seen is not None and shown.undecided is None
-        confirmed = shown.confirmed
-        gain, gamma = score.speedup, score.gamma
-        if measured and seen is not None and confirmed is not None:
-            low, high = confirmed.interval
-            gain, gamma = Estimate(seen.value, seen.std, "measured", low, high), confirmed.gamma
-        what = (shown.rank, score.proposer, gamma, score.alpha, gain, score.needs, measured)
-        return cls(*what, shown.group, score.assumed, shown.has_weights)
-
-    @property
-    def at_hand(self) -> bool:
-        """Whether one can have it today: it exists, needs nothing, or was trained in this run."""
-        return self.weights or (self.needs is not None and self.needs.kind != "training")
-
-    @property
-    def ranked_by(self) -> float:
-        """Its speed-up, the lower end where acceptance is assumed (`Score.ranked_by`)."""
-        return self.gain.interval[0] if self.assumed else self.gain.value
-
-    @property
-    def name(self) -> str:
-        """What it is called: its family, and its hub id where it exists, else its shape."""
-        return f"{self.drafter.family}: {self.hub_id or self.drafter.label()}"
-
-    @property
-    def hub_id(self) -> str:
-        """Where it can be downloaded; "" of what cannot, or was trained in this run."""
-        return "" if self.weights or self.needs is None else self.needs.hub_id or ""
-
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """What distinguishes rows of the table: not the number of heads."""
-        if self.at_hand:
-            return (self.name,)
-        shape = self.drafter.architecture
-        own = (shape.num_hidden_layers, shape.hidden_size) if self.drafter.is_model else ()
-        return (self.drafter.family, *own)
 
 
 def gain_words(gain: Estimate) -> str:
@@ -124,59 +64,59 @@ def needs_words(needs: Needs | None, unit: str) -> str:
     return "nothing" if here else "download"
 
 
-def best_at_hand(options: Sequence[Option], trained: bool = True) -> Option | None:
+def best_at_hand(options: Sequence[Shown], trained: bool = True) -> Shown | None:
     """The best that one can have today, with or without what was `trained` in this run: the first
     of all where that is at hand, else by `ranked_by`."""
-    found = [each for each in options if each.at_hand and (trained or not each.weights)]
+    found = [each for each in options if each.at_hand and (trained or not each.has_weights)]
     return max(found, key=lambda each: (each is options[0], each.ranked_by), default=None)
 
 
-def shown_rows(options: Sequence[Option], most: int = MOST_ROWS) -> list[Option]:
+def shown_rows(options: Sequence[Shown], most: int = MOST_ROWS) -> list[Shown]:
     """At most `most` options that differ in more than head counts: the best of each kind of what
     needs training, and what one can have today; in the order of the ranking."""
-    seen: dict[tuple[object, ...], Option] = {}
+    seen: dict[tuple[object, ...], Shown] = {}
     for option in options:
         seen.setdefault(option.kind, option)
     distinct = list(seen.values())
-    best: dict[tuple[str, bool], Option] = {}
+    best: dict[tuple[str, bool], Shown] = {}
     for option in distinct:
-        best.setdefault((option.drafter.family, option.at_hand), option)
+        best.setdefault((option.score.family, option.at_hand), option)
     first_ones = list(best.values())[:most]
     rest = [option for option in distinct if option not in first_ones][: most - len(first_ones)]
     return sorted([*first_ones, *rest], key=lambda option: option.rank)
 
 
-def rows_text(options: Sequence[Option], unit: str, most: int = MOST_ROWS) -> list[str]:
+def rows_text(options: Sequence[Shown], unit: str, most: int = MOST_ROWS) -> list[str]:
     """The table of at most `most` rows, with what its marks mean."""
     rows = shown_rows(options, most)
     lead = rows[0].group
     tied = sum(option.group == lead for option in rows) > 1
     cells = []
     for option in rows:
-        known = "m" if option.measured else "*" if option.assumed else " "
+        known = "m" if option.measured else "*" if option.score.assumed else " "
         marks = f"{known}{'=' if tied and option.group == lead else ' '}"
         name = option.name
         name = name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
         what = (f" {name}", f" {having_words(option, unit)}")
-        alpha = f"{option.alpha.value:.2f}"
+        alpha = f"{option.score.alpha.value:.2f}"
         gain = gain_words(option.gain) + marks
         cells.append((str(option.rank), *what, str(option.gamma), alpha, gain))
     header = "# |  drafter |  needs (tokens) | gamma | alpha | speed-up, 5 to 95 %"
     lines = table(cells, header).splitlines()
     said = ["= cannot be told apart from the first"] * tied
     said += ["m measured, others predicted"] * any(option.measured for option in rows)
-    assumed = any(option.assumed for option in rows)
+    assumed = any(option.score.assumed for option in rows)
     said += ["* acceptance assumed: ranked by the lower end"] * assumed
     return [*(line.rstrip() for line in lines), *([". ".join(said) + "."] if said else [])]
 
 
-def having_words(option: Option, unit: str) -> str:
+def having_words(option: Shown, unit: str) -> str:
     """What it takes to have the drafter of an option, which may have been trained in this run."""
-    return "trained here" if option.weights else needs_words(option.needs, unit)
+    return "trained here" if option.has_weights else needs_words(option.score.needs, unit)
 
 
 def sentences(
-    options: Sequence[Option], where: str, unit: str, budget_hours: float | None
+    options: Sequence[Shown], where: str, unit: str, budget_hours: float | None
 ) -> list[str]:
     """The verdict, what one can have today, and the best that the budget buys."""
     lead = options[0]
@@ -185,15 +125,15 @@ def sentences(
     best = today if today is not None and (today is lead or today.measured) else lead
     lines = [f"Speculation {verdict(best.gain, measured=best.measured)} {where}."]
     if today is not None:
-        source = SOURCE_WORDS.get(today.alpha.source, "modelled")
+        source = SOURCE_WORDS.get(today.score.alpha.source, "modelled")
         how = "measured" if today.measured else f"predicted, acceptance {source}"
         lines.append(f"Today: {today.name}, gamma {today.gamma}: {gain_words(today.gain)} {how}.")
     else:
         lines.append("Today: nothing that can be downloaded is known here.")
     if bought is not None:
         gain = f"{bought.name}, gamma {bought.gamma}: {gain_words(bought.gain)} predicted"
-    if bought is not None and bought.needs is not None:
-        needs = bought.needs
+    if bought is not None and bought.score.needs is not None:
+        needs = bought.score.needs
         spent = hours_words(needs.gpu_hours if budget_hours is None else budget_hours, unit)
         slower = today is not None and bought.gain.value <= today.gain.value
         never = f"Training for {spent} is not predicted to be faster"
@@ -213,14 +153,14 @@ def sentences(
     return lines
 
 
-def serve_command(option: Option, run: Run, target: str, ranks: int, *more: str) -> str | None:
+def serve_command(option: Shown, run: Run, target: str, ranks: int, *more: str) -> str | None:
     """The command that serves `target` as a run priced it, on `ranks` devices, with a drafter that
     one can have today; None where that takes more than a command of vLLM or SGLang. `more`:
     switches beside the run's."""
-    needs = option.needs
+    needs, drafter = option.score.needs, option.score.proposer
     if needs is None or needs.kind == "training":
         return None
-    engine, family = str(run.arguments.get("engine") or "vllm"), option.drafter.family
+    engine, family = str(run.arguments.get("engine") or "vllm"), drafter.family
     what = (Path(option.hub_id), target, option.gamma, str(run.profile.get("dtype")))
     setup = Setup(*what, tensor_parallel=ranks, family=family, **run.priced_as)
     setup = replace(setup, switches=" ".join([setup.switches, *more]))
@@ -229,10 +169,10 @@ def serve_command(option: Option, run: Run, target: str, ranks: int, *more: str)
     if engine == "sglang" and option.hub_id and family in ("independent", *HEADS[engine]):
         words = shlex.join(serving(engine, setup).command)
         return above + " \\\n    ".join(_folded(words))
-    config = vllm_drafter_config(option.drafter, option.hub_id, option.gamma)
+    config = vllm_drafter_config(drafter, option.hub_id, option.gamma)
     if engine != "vllm" or not config:
         return None
-    if option.drafter.trains and (own := engine_facts(engine).quantises.get(setup.drafts)):
+    if drafter.trains and (own := engine_facts(engine).quantises.get(setup.drafts)):
         config["quantization"] = own
     variables, flags = setup.switched("vllm")
     # vLLM takes 16 bits from the weights

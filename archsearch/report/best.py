@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from archsearch.report.answer import Option, having_words, shown_rows
+from archsearch.report.answer import having_words, shown_rows
 from archsearch.report.phrases import (
     PART_HEADER,
     SOURCES,
@@ -35,22 +35,21 @@ def section_best(found: Sequence[Shown], unit: str) -> Section:
     every rank with all its numbers. `unit`: GPU or CPU, whose hours a training takes."""
     if not found:
         return Section()
-    shown = shown_rows([Option.of(item) for item in found])
+    shown = shown_rows(found)
     ran = any(item.measured_speedup is not None for item in found)
-    by_rank = {item.rank: item for item in found}
     rows: Rows = []
-    for option in shown:
-        item, (low, high) = by_rank[option.rank], option.gain.interval
-        how = "measured" if option.measured else option.gain.source
-        gain = Cell(f"{option.gain.value:.2f}x", f"{low:.2f} to {high:.2f}, {how}")
-        named = text_cell(option.name, item.stage, wrap=True)
-        what = (named, text_cell(having_words(option, unit)), str(option.gamma))
+    for item in shown:
+        low, high = item.gain.interval
+        how = "measured" if item.measured else item.gain.source
+        gain = Cell(f"{item.gain.value:.2f}x", f"{low:.2f} to {high:.2f}, {how}")
+        named = text_cell(item.name, item.stage, wrap=True)
+        what = (named, text_cell(having_words(item, unit)), str(item.gamma))
         seen = [_measured_cell(item)] if ran else []
-        rows.append([str(option.rank), gain, *seen, *what, value_cell(option.alpha)])
+        rows.append([str(item.rank), gain, *seen, *what, value_cell(item.score.alpha)])
     header = columns(
         f"# | speed-up, 5 to 95 %{' | measured' * ran} | drafter | needs | gamma | alpha"
     )
-    lead = next((number for number, option in enumerate(shown) if option.rank == 1), None)
+    lead = next((number for number, item in enumerate(shown) if item.rank == 1), None)
     ranks: dict[int, list[str]] = {}
     for item in found:
         ranks.setdefault(item.group, []).append(str(item.rank))

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from archsearch import files
 from archsearch.report.chart_page import tick_names
 from archsearch.report.charts import INK, Chart, Series
@@ -43,7 +45,7 @@ STYLE: Final[dict[Any, object]] = {
     "axes.titlesize": 11.0,
     "text.parse_math": False,
 }
-_MARKERS: Final = {"circle": "o", "ring": "o", "diamond": "D", "cross": "x", "square": "s"}
+_MARKERS: Final = {"circle": "o", "ring": "o", "diamond": "D", "cross": "x"}
 DPI: Final = 150
 LONG_NAME: Final = 40
 
@@ -150,44 +152,29 @@ def _scales(axes: Axes, chart: Chart) -> None:
 
 
 def _draw_all(axes: Axes, right: Axes, chart: Chart) -> None:
-    heights: dict[float | str, float] = {}
     bars = [series for series in chart.series if series.kind == "bar"]
+    names = list(dict.fromkeys(str(name) for series in bars for name in series.x))
+    heights = np.zeros(len(names))  # of the bars that the next ones are stacked on
     for series in chart.series:
         place = right if series.right else axes
-        if series.kind == "bar":
-            _draw_bar(place, series, heights, chart.stacked, (bars.index(series), len(bars)))
-        else:
+        if series.kind != "bar":
             _draw(place, series)
-
-
-def _draw_bar(
-    axes: Axes,
-    series: Series,
-    heights: dict[float | str, float],
-    stacked: bool,
-    place: tuple[int, int],
-) -> None:
-    names = list(series.x)
-    if stacked:
-        below = [heights.get(name, 0.0) for name in names]
-        axes.bar(names, series.y, bottom=below, color=_colour(series), label=series.name, width=0.6)
-        heights.update(
-            {name: base + y for name, base, y in zip(names, below, series.y, strict=True)}
+            continue
+        number, count = (0, 1) if chart.stacked else (bars.index(series), len(bars))
+        spots = np.array([names.index(str(name)) for name in series.x])
+        place.bar(
+            spots + 0.8 * ((number + 0.5) / count - 0.5),
+            series.y,
+            bottom=heights[spots],
+            yerr=series.reach if series.low else None,
+            width=0.6 if chart.stacked else 0.8 / count,
+            color=_colour(series),
+            label=series.name,
+            capsize=2.5,
         )
-        return
-    number, count = place
-    spots = [index + 0.8 * ((number + 0.5) / count - 0.5) for index in range(len(names))]
-    error = series.reach if series.low else None
-    axes.bar(
-        spots,
-        series.y,
-        yerr=error,
-        width=0.8 / count,
-        color=_colour(series),
-        label=series.name,
-        capsize=2.5,
-    )
-    axes.set_xticks(range(len(names)), labels=[str(name) for name in names])
+        heights[spots] += series.y if chart.stacked else 0.0
+    if bars:
+        axes.set_xticks(range(len(names)), labels=names)
 
 
 def _draw(axes: Axes, series: Series) -> None:

@@ -105,7 +105,6 @@ def _band(series: Series) -> list[dict[str, object]]:
     """Two lines that are not seen, and the colour between them."""
     line = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
     base = {"x": _numbers(series.x), **line, "showlegend": False, "legendgroup": _text(series.name)}
-    base |= {"yaxis": "y2"} if series.right else {}
     red, green, blue = parts(series.colour if series.colour.startswith("#") else "#888888")
     fill = {"fill": "tonexty", "fillcolor": f"rgba({red},{green},{blue},0.15)"}
     return [{**base, "y": _numbers(series.low)}, {**base, "y": _numbers(series.high), **fill}]

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from archsearch.estimate import Estimate
 
 Kind = Literal["line", "points", "bar"]
-Symbol = Literal["circle", "ring", "diamond", "cross", "square"]
+Symbol = Literal["circle", "ring", "diamond", "cross"]
 Scale = Literal["linear", "log", "log2"]
 
 MARK: Final = "#d1495b"

@@ -154,14 +154,14 @@ def _shares(confirmed: Confirmed) -> dict[str, float]:
     return terms.shares(error) if terms and error is not None else {}
 
 
-def _seen(value: float | None) -> Estimate | None:
-    return None if value is None else Estimate(value, 0.0, "measured")
+def _sure(value: float | None, source: str = "measured") -> Estimate | None:
+    return None if value is None else Estimate(value, 0.0, source)
 
 
 def _terms(confirmed: Confirmed) -> list[_Term]:
     score, gain = confirmed.predicted, confirmed.speedup
     terms: list[_Term] = []
-    expected = _modelled(confirmed.predicted_speedup)
+    expected = _sure(confirmed.predicted_speedup, "modelled")
     if score is not None:
         overhead, whole = confirmed.overhead_s, confirmed.predicted_round_s
         if overhead is None:  # of the score's own numbers: tpot * tau = draft + verify + overhead
@@ -179,7 +179,7 @@ def _terms(confirmed: Confirmed) -> list[_Term]:
             ("round, ms (draft + verify + overhead)", total, "round_s", ""),
         )
         terms = [
-            _Term(name, value, _seen(getattr(confirmed, field)), brings=brings)
+            _Term(name, value, _sure(getattr(confirmed, field)), brings=brings)
             for name, value, field, brings in times
         ]
         terms += [
@@ -189,16 +189,12 @@ def _terms(confirmed: Confirmed) -> list[_Term]:
     if expected is not None:
         terms.append(_Term("speed-up, x", expected, gain, 1.0, brings="all"))
     if confirmed.speedup_pooled is not None:
-        pooled = _seen(confirmed.speedup_pooled)
+        pooled = _sure(confirmed.speedup_pooled)
         terms.append(_Term("speed-up, x, all tokens over all seconds", None, pooled, 1.0))
     if confirmed.predicted_at_measured_tau is not None:
-        times_only = _modelled(confirmed.predicted_at_measured_tau)
+        times_only = _sure(confirmed.predicted_at_measured_tau, "modelled")
         terms.append(_Term("speed-up, x, with the tau the engine counted", times_only, gain, 1.0))
     return terms
-
-
-def _modelled(value: float | None) -> Estimate | None:
-    return None if value is None else Estimate(value, 0.0, "modelled")
 
 
 def _term_table(confirmed: Confirmed) -> Table:

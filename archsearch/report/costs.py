@@ -13,7 +13,7 @@ from archsearch.report.charts import INK, Chart, colour, gain_chart, line
 from archsearch.report.families import title_of
 from archsearch.report.section import Rows, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.tables import BudgetDrafter, Budgets
-from archsearch.search.pareto import Member
+from archsearch.search.pareto import Goal, Member
 
 NEXT_FAMILIES: Final = 2  # of each budget, besides the best, in the table
 
@@ -102,19 +102,10 @@ def _chart(budgets: Budgets, unit: str) -> Chart:
 
 
 @dataclass(frozen=True)
-class ParetoGoal:
-    """One goal: its unit, what it is, whether more of it is better."""
-
-    unit: str
-    words: str = ""
-    more: bool = False
-
-
-@dataclass(frozen=True)
 class ParetoSet:
     """pareto.json: `exact` names the spaces of which all shapes were looked at."""
 
-    goals: Mapping[str, ParetoGoal]
+    goals: Mapping[str, Goal]
     exact: tuple[str, ...]
     members: tuple[Member, ...]
 

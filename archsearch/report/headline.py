@@ -12,7 +12,6 @@ from typing import Final
 from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.estimate import Estimate
 from archsearch.models.files import HEAD_FAMILIES
-from archsearch.report.answer import Option
 from archsearch.report.phrases import (
     SOURCES,
     break_even_words,
@@ -117,8 +116,8 @@ def _unconfirmed_words(lead: Shown) -> str:
             ": this draft has no weights yet; how often its tokens are accepted is prediction from"
             " its shape"
         )
-    if hub_id := _hub_id(lead):
-        return f": {hub_id} exists; how much of it is accepted is predicted"
+    if lead.hub_id:
+        return f": {lead.hub_id} exists; how much of it is accepted is predicted"
     return ": no draft has weights yet; all of this is prediction from shapes"
 
 
@@ -290,7 +289,7 @@ def _unfinished(run: Run, where: str) -> Headline:
 
 
 def _draft_words(lead: Shown, gamma: int) -> str:
-    score, exists = lead.score, _hub_id(lead)
+    score, exists = lead.score, lead.hub_id
     return (
         f"Draft: rank {lead.rank}, {f'{exists}, ' if exists else ''}{score.label()},"
         f" {millions(score.parameters)} parameters, gamma {gamma}."
@@ -309,10 +308,6 @@ def _served_lines(run: Run, lead: Shown) -> list[str]:
     return [" ".join(parts)] if parts else []
 
 
-def _hub_id(lead: Shown) -> str:
-    return Option.of(lead).hub_id
-
-
 def _next_of_existing(run: Run, lead: Shown, proof: Steps) -> Steps:
     """What can be done with a drafter that can be downloaded: nothing of it need be trained."""
     if lead.score.drafter is not None:
@@ -320,9 +315,7 @@ def _next_of_existing(run: Run, lead: Shown, proof: Steps) -> Steps:
     asked = run.arguments
     prompts = f" --prompts {shell_path(Path(asked['prompts']))}" if asked.get("prompts") else ""
     target = shlex.quote(str(asked.get("target", "")))
-    measure = (
-        f"archsearch acceptance --target {target} --draft {shlex.quote(_hub_id(lead))}{prompts}"
-    )
+    measure = f"archsearch acceptance --target {target} --draft {shlex.quote(lead.hub_id)}{prompts}"
     words = "Measure how much of it the target accepts (needs both weights)"
     return [*proof, (words, measure), *_schedule_step(run, lead)]
 
@@ -362,7 +355,7 @@ def _next_of_family(run: Run, lead: Shown, independent: int | None) -> Steps:
 
 
 def _next(run: Run, lead: Shown, pays: bool, independent: int | None = None) -> Steps:
-    if lead.score.drafter is not None and not _hub_id(lead):
+    if lead.score.drafter is not None and not lead.hub_id:
         return _next_of_family(run, lead, independent)
     path, rank = shell_path(run.path), f"--rank {lead.rank}"
     train = f"archsearch train {path} {rank} --budget 30m"
@@ -391,7 +384,7 @@ def _next(run: Run, lead: Shown, pays: bool, independent: int | None = None) -> 
     able = asked is not None and asked.synthesises and asked.dummy_weights
     proves = able and not lead.loads and pays
     proof = f"{confirm} --synthetic"
-    if _hub_id(lead):
+    if lead.hub_id:
         words = "Run its real cycle, with random weights, at the predicted alpha"
         return _next_of_existing(run, lead, [(words, proof)] if proves else [])
     shape = "Prove the shape before training it: its real cycle, at the predicted alpha"

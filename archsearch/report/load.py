@@ -94,7 +94,7 @@ def _speedup_table(load: LoadRecord) -> Table:
         [
             text_cell(row.variant),
             str(row.concurrency),
-            _gamma(row.gamma),
+            str(row.gamma or "off"),
             value_cell(row.predicted_speedup, unit="x"),
             Cell(
                 value_cell(row.speedup, unit="x").text,
@@ -157,11 +157,16 @@ def _schedule_part(schedule: ScheduleRun | None) -> Section:
     rows: Rows = [
         [
             str(row.concurrency),
-            _gamma(row.gamma),
+            str(row.gamma or "off"),
             value_cell(row.speedup, unit="x"),
             text_cell(row.best_other),
             value_cell(row.best_other_speedup, unit="x"),
-            text_cell("yes" if row.holds else "NO", _unseen_loss(row.margin) if row.holds else ""),
+            text_cell(
+                "yes" if row.holds else "NO",
+                f"may lose up to {row.margin:.2f}x unseen"
+                if row.holds and row.margin is not None
+                else "",
+            ),
         ]
         for row in schedule.verdict
     ]
@@ -174,14 +179,6 @@ def _schedule_part(schedule: ScheduleRun | None) -> Section:
     notes = [f"Over these loads (geometric mean): {means}."] if best else []
     tables = [Table(header, rows)] if rows else []
     return Section(title, words, tables, notes=[*notes, _VERDICT] if rows else notes)
-
-
-def _unseen_loss(margin: float | None) -> str:
-    return "" if margin is None else f"may lose up to {margin:.2f}x unseen"
-
-
-def _gamma(gamma: int) -> str:
-    return str(gamma) if gamma else "off"
 
 
 def _percent(value: float | None) -> str:
@@ -248,7 +245,7 @@ def section_schedule(rank: int, schedule: GammaSchedule) -> Section:
     rows: Rows = [
         [
             str(point.batch_size),
-            str(point.gamma) if point.gamma else "off",
+            str(point.gamma or "off"),
             value_cell(point.tau) if point.gamma and point.tau else "-",
             value_cell(point.speedup, unit="x"),
         ]

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from archsearch import files
 from archsearch.errors import ArchsearchError
-from archsearch.report.answer import Option, best_at_hand, sentences, serve_command, unit_of
+from archsearch.report.answer import best_at_hand, sentences, serve_command, unit_of
 from archsearch.report.best import section_best, section_mix
 from archsearch.report.chart_page import scripts, web_file
 from archsearch.report.compare import Comparison, compare_section
@@ -29,7 +29,7 @@ from archsearch.report.load import section_load, section_schedule
 from archsearch.report.phrases import hub_name, shell_path
 from archsearch.report.plots import section_plots
 from archsearch.report.predicted import section_batch, section_elsewhere, section_time, section_why
-from archsearch.report.reading import Reading, complete_trials, read_run
+from archsearch.report.reading import Reading, Shown, complete_trials, read_run
 from archsearch.report.section import Section, Table, charts_of, text_cell
 from archsearch.runs.run import WORKLOAD_FILE, Run
 from archsearch.runs.tables import Curves
@@ -66,7 +66,7 @@ def page_of(run: Run) -> tuple[str, list[Section]]:
     reading = read_run(run)
     head = whole_headline(run, reading)
     sections = [section for section in sections_of(run, reading, head) if section]
-    opening = _opening(run, head, [Option.of(item) for item in reading.candidates], reading.curves)
+    opening = _opening(run, head, reading.candidates, reading.curves)
     title = f"archsearch: {run.arguments.get('target', '')} on {run.device}"
     return html_page(title, sections, opening), sections
 
@@ -180,22 +180,21 @@ def _section_missing(run: Run, reading: Reading) -> Section:
     return Section("What this report does not show", words=missing, commands=again)
 
 
-def _opening(run: Run, head: Headline, options: Sequence[Option], curves: Curves | None) -> Opening:
+def _opening(run: Run, head: Headline, options: Sequence[Shown], curves: Curves | None) -> Opening:
     """The number, what one can have and how to serve it; folded, how sure that is and why."""
     trials = len(complete_trials(run))
     searched = f"{trials} scored trials" if trials else "no trials written yet"
     device = run.device or "device unknown"
     about = ("archsearch report", run.arguments.get("target", ""), device, searched)
     above, number, serve = head.lines[:1], None, Section()
-    if head.lead is not None:
-        option = Option.of(head.lead)
+    if (option := head.lead) is not None:
         low, high = option.gain.interval
         # else the title's number is of a run under load
         if f"{option.gain.value:.2f}x" in head.title:
             how = "measured" if option.measured else "predicted"
             sure = f"{low:.2f}x to {high:.2f}x (5 to 95 %), {how}"
             number = (f"{option.gain.value:.2f}x", sure)
-        if not any(each.weights for each in options):
+        if not any(each.has_weights for each in options):
             above = [*head.lines[:1], *sentences(options, "", unit_of(run.device), None)[1:]]
         serve = _serve(run, options, curves)
     more = Section("How sure, and what it rests on", words=head.lines[1:], folded=True)
@@ -203,7 +202,7 @@ def _opening(run: Run, head: Headline, options: Sequence[Option], curves: Curves
     return Opening(" · ".join(map(str, about)), head.title, number, answer, serve)
 
 
-def _serve(run: Run, options: Sequence[Option], curves: Curves | None) -> Section:
+def _serve(run: Run, options: Sequence[Shown], curves: Curves | None) -> Section:
     """The command that serves the target with what one can have today; empty where nothing is at
     hand, or not by a command."""
     today = best_at_hand(options, trained=False)

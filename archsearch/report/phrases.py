@@ -297,7 +297,7 @@ def part_rows(mix: MixScore) -> list[tuple[str, ...]]:
             f"{part.weight:.0%}",
             f"{part.context:,}",
             f"{part.running:.1f}",
-            str(part.gamma) if part.gamma else "off",
+            str(part.gamma or "off"),
             f"{part.alpha:.2f}",
             f"{1e3 * part.tpot_s:.2f}",
             f"{1e3 * part.plain_tpot_s:.2f}",

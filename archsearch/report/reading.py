@@ -91,6 +91,57 @@ class Shown(Candidate):
         weights."""
         return None if self.confirmed is None or self.stale else self.confirmed.undecided
 
+    @property
+    def measured(self) -> bool:
+        """Whether its confirmation decides something."""
+        return self.measured_speedup is not None and self.undecided is None
+
+    @property
+    def gain(self) -> Estimate:
+        """Its speed-up, measured or predicted."""
+        if self.confirmed is None or not self.measured:
+            return self.score.speedup
+        seen, (low, high) = self.confirmed.speedup, self.confirmed.interval
+        return Estimate(seen.value, seen.std, "measured", low, high)
+
+    @property
+    def gamma(self) -> int:
+        """At which `gain` is."""
+        found = self.confirmed if self.measured else None
+        return self.score.gamma if found is None else found.gamma
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether one can have it today: it exists, needs nothing, or was trained in this run."""
+        needs = self.score.needs
+        return self.has_weights or (needs is not None and needs.kind != "training")
+
+    @property
+    def ranked_by(self) -> float:
+        """Its speed-up, the lower end where acceptance is assumed (`Score.ranked_by`)."""
+        return self.gain.interval[0] if self.score.assumed else self.gain.value
+
+    @property
+    def name(self) -> str:
+        """What it is called: its family, and its hub id where it exists, else its shape."""
+        return f"{self.score.family}: {self.hub_id or self.score.proposer.label()}"
+
+    @property
+    def hub_id(self) -> str:
+        """Where it can be downloaded; "" of what cannot, or was trained in this run."""
+        needs = self.score.needs
+        return "" if self.has_weights or needs is None else needs.hub_id or ""
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What distinguishes rows of a table: not the number of heads."""
+        if self.at_hand:
+            return (self.name,)
+        drafter = self.score.proposer
+        shape = drafter.architecture
+        own = (shape.num_hidden_layers, shape.hidden_size) if drafter.is_model else ()
+        return (self.score.family, *own)
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -187,18 +238,6 @@ def _replayed(folder: Path, gamma: int) -> tuple[float, ...]:
         return ()
 
 
-def _gap_std(
-    first: Score, second: Score, context: AcceptanceContext, prior: PriorAcceptance
-) -> float:
-    """Std of the difference of two drafts' logit(alpha): the prior's own where both alphas come
-    from it, else both stds added."""
-
-    pair = (first.alpha, second.alpha)
-    if all(alpha.source == "prior" for alpha in pair):
-        return gap_std(first.proposer, second.proposer, prior, context)
-    return math.hypot(*map(logit_std, pair))
-
-
 def target_shape(run: Run) -> Architecture | None:
     """The shape of a run's target (see `shape_here`)."""
     return shape_here(str(run.arguments.get("target", "")))
@@ -216,15 +255,17 @@ def groups(run: Run, scores: Sequence[Score]) -> dict[int, int]:
         str(asked.get("domain", "narrow")),
     )
     prior = PriorAcceptance()
-    found = grouped(
-        scores,
-        lambda first, second: speedup_gap_std(
-            first, second, _gap_std(first, second, context, prior)
-        ),
-    )
-    return {
-        score.rank or 0: number for number, group in enumerate(found, start=1) for score in group
-    }
+
+    def std_of(first: Score, second: Score) -> float:
+        """By the prior's own gap of logit(alpha) where both come from it, else both stds."""
+        if first.alpha.source == second.alpha.source == "prior":
+            gap = gap_std(first.proposer, second.proposer, prior, context)
+        else:
+            gap = math.hypot(logit_std(first.alpha), logit_std(second.alpha))
+        return speedup_gap_std(first, second, gap)
+
+    found = enumerate(grouped(scores, std_of), start=1)
+    return {score.rank or 0: number for number, group in found for score in group}
 
 
 def complete_trials(run: Run) -> list[dict[str, object]]:

@@ -34,6 +34,9 @@ class Goal:
     words: str
     more: bool = False
 
+    def to_dict(self) -> dict[str, object]:
+        return {"unit": self.unit, "words": self.words, "more": self.more}
+
 
 def _training_flops(drafter: Drafter) -> Numbers:
     arch = drafter.architecture

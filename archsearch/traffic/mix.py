@@ -115,11 +115,9 @@ class Mix:
 
     def to_dict(self) -> dict[str, object]:
         """As `mix_of` reads it."""
-        own = ("objective", "memory_fraction", "tensor_parallel", "draft_tensor_parallel")
-        parts = [part.to_dict() for part in self.parts]
-        # the order counts: a continued run compares the text
-        limits = as_data(self.limits)
-        return {name: getattr(self, name) for name in own} | {"limits": limits, "parts": parts}
+        data = as_data(self)
+        # the order counts, as above
+        return data | {name: data.pop(name) for name in ("limits", "parts")}
 
 
 def read_mix(path: Path) -> Mix:

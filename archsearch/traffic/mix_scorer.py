@@ -27,6 +27,7 @@ from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
 from archsearch.latency.draft_passes import LatencyOfRounds
+from archsearch.records import as_data
 from archsearch.search.mixed import MixScore, PartScore, gain_of
 from archsearch.search.objective import GridScores, Score, Scorer
 from archsearch.traffic.mix import LoadPart, Mix
@@ -35,6 +36,7 @@ from archsearch.traffic.served import (
     Over,
     ServedPart,
     TokensOf,
+    broken_limits,
     context_of,
     objective_of,
     overs,
@@ -155,13 +157,12 @@ class MixScorer(Scorer):
         speedup = Estimate(gain, gain * std, score.speedup.source).between(
             (gain * math.exp(-down), gain * math.exp(up))
         )
-        broken = [each.words for each in self._overs(score.proposer, served) if each.over > 0]
         mix = MixScore(
             objective,
             objective_of(served, objective, ranks),
             objective_of(served, objective, ranks, plain=True),
             tuple(_part_score(each) for each in served),
-            tuple(broken),
+            tuple(broken_limits(self._overs(score.proposer, served))),
         )
         return replace(
             score, speedup=speedup, tpot_s=Estimate(tpot, tpot * std, score.tpot_s.source), mix=mix
@@ -259,16 +260,9 @@ class MixScorer(Scorer):
         )
 
     def limit_words(self) -> str:
-        known = {
-            "max_parameters": self.limits.max_parameters,
-            "max_memory": self.limits.max_memory_bytes,
-        }
-        asked = {
-            name: getattr(self.mix.limits, name) for name in self.mix.limits.__dataclass_fields__
-        }
-        return ", ".join(
-            f"{name}={value:g}" for name, value in {**known, **asked}.items() if value is not None
-        )
+        own, asked = self.limits, as_data(self.mix.limits)
+        known = {"max_parameters": own.max_parameters, "max_memory": own.max_memory_bytes} | asked
+        return ", ".join(f"{name}={value:g}" for name, value in known.items() if value is not None)
 
     # --- the same, changed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +16,7 @@ from archsearch.drafters.drafter import Drafter
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Numbers
 from archsearch.latency.draft_passes import LatencyOfRounds
+from archsearch.records import encoded
 from archsearch.search.objective import Scorer
 from archsearch.traffic.mix import LoadPart, Mix
 from archsearch.traffic.steady import (
@@ -30,10 +31,9 @@ from archsearch.traffic.steady import (
 )
 from archsearch.traffic.times import (
     RoundTimes,
-    drafting_service,
     ladder,
-    plain_service,
     prefill_s,
+    service_of,
     times_over_batches,
 )
 from archsearch.workload import Objective, Workload
@@ -78,23 +78,14 @@ class ServedPart:
         return self.plain.tpot_s / self.best.tpot_s
 
     def to_dict(self) -> dict[str, object]:
-        return {
-            "name": self.part.name,
-            "weight": self.part.weight,
-            "concurrency": self.part.concurrency,
-            "requests_per_second": self.part.requests_per_second,
-            "prompt_tokens": self.part.prompt.mean,
-            "output_tokens": self.part.output.mean,
-            "context": self.context,
-            "gamma": self.gamma,
-            "alpha": self.alpha,
-            "tau": self.tau,
-            "speedup": self.speedup,
-            "drafting": asdict(self.drafting),
-            "plain": asdict(self.plain),
-            "off": asdict(self.off),
-            "off_rate": self.off_rate,
-        }
+        load = "name weight concurrency requests_per_second".split()
+        lengths = {"prompt_tokens": self.part.prompt.mean, "output_tokens": self.part.output.mean}
+        own = "context gamma alpha tau speedup drafting plain off off_rate".split()
+        return (
+            {name: getattr(self.part, name) for name in load}
+            | lengths
+            | {name: encoded(getattr(self, name)) for name in own}
+        )
 
 
 TokensOf = Callable[[int], RoundTokens | None]
@@ -174,17 +165,17 @@ def serve_part(
     # tokens of a prompt that are not in the cache already; requests that decode while it is read
     new = round(part.prompt.mean * (1.0 - part.prefix_cache_hit))
     busy = replace(workload, batch_size=max(1, min(load.largest, part.concurrency or 8)))
-    alone_s, both_s = (
-        prefill_s(latency, scorer.target, each, busy, new) for each in (None, drafter)
+    both_s, alone_s = (
+        prefill_s(latency, scorer.target, each, busy, new) for each in (drafter, None)
     )
-    written = part.output.mean
     shares = shares_steps(scorer.latency)
 
-    def loaded(service: Service) -> Service:
-        return replace(service, shares_steps=shares, output_cv2=part.output.cv2)
+    def server(gamma: int | None, tokens: RoundTokens) -> Service:
+        prompt_s, most = (alone_s, held[1]) if gamma is None else (both_s, held[0])
+        more = {"shares_steps": shares, "output_cv2": part.output.cv2}
+        return service_of(times, gamma, tokens, prompt_s, part.output.mean, most, **more)
 
-    plain = loaded(plain_service(times, alone_s, written, held[1]))
-    idle = loaded(drafting_service(times, 0, RoundTokens(), both_s, written, held[0]))
+    plain, idle = server(None, RoundTokens()), server(0, RoundTokens())
     # chances of the longest round; those of a shorter one are its beginning
     most = RoundTokens.of(alpha, drift, max(times.gammas), share)
     servers, off = {}, steady(idle, part)
@@ -194,7 +185,7 @@ def serve_part(
         tokens = RoundTokens(most.reach[:each]) if tokens_of is None else tokens_of(each)
         if tokens is None:
             continue
-        servers[each] = loaded(drafting_service(times, each, tokens, both_s, written, held[0]))
+        servers[each] = server(each, tokens)
         point = steady(servers[each], part)
         better = np.bool_(True) if best is None else _better(point, best)
         best = point if best is None else point.where(better, best)
@@ -340,8 +331,6 @@ def overs(
     ]
 
 
-def broken_limits(
-    parts: Sequence[ServedPart], mix: Mix, drafter: Drafter, workload: Workload, tokens: float
-) -> list[str]:
-    """In words, each limit of the mix that the drafter breaks."""
-    return [each.words for each in overs(parts, mix, drafter, workload, tokens) if each.over > 0]
+def broken_limits(found: Sequence[Over]) -> list[str]:
+    """In words, each limit of `overs` that is broken."""
+    return [each.words for each in found if each.over > 0]

@@ -1,8 +1,8 @@
 """What plain steps and rounds take at many batch sizes at once: priced at a ladder of them, which a
 `Service` reads off in between. Everything is [sizes] or [sizes, gammas], seconds.
 
-The services of a server come from these times and from what its prompts add (`plain_service`,
-`drafting_service`, `prefill_s`); `held_by` says how many requests memory holds at once.
+The services of a server come from these times and from what its prompts add (`service_of`,
+`prefill_s`); `held_by` says how many requests memory holds at once.
 """
 
 from __future__ import annotations
@@ -225,29 +225,25 @@ def _draft_prefill_s(
     return latency.ops_s(first).value if first is not None else 0.0
 
 
-def plain_service(
-    times: RoundTimes, prefill: Numbers, output_tokens: float, held: Numbers | None
-) -> Service:
-    """The server without a draft."""
-    most = held if held is not None else MOST_RUNNING
-    return Service(times.at, times.decode, RoundTokens(), prefill, output_tokens, most)
-
-
-def drafting_service(
+def service_of(
     times: RoundTimes,
-    gamma: int,
+    gamma: int | None,
     tokens: RoundTokens,
     prefill: Numbers,
     output_tokens: float,
     held: Numbers | None,
+    **more: Any,
 ) -> Service:
-    """The server that drafts `gamma` tokens a round; 0: with the draft loaded and idle."""
-    if gamma == 0:
+    """The server that drafts `gamma` tokens a round; 0: with the draft loaded and idle; None:
+    without one. `more`: other fields of `Service`."""
+    if gamma is None:
+        rounds = times.decode
+    elif gamma == 0:
         rounds = (times.decode + times.idle.T).T
     else:
         rounds = times.round[:, times.gammas.index(gamma)]
     most = held if held is not None else MOST_RUNNING
-    return Service(times.at, np.asarray(rounds), tokens, prefill, output_tokens, most)
+    return Service(times.at, np.asarray(rounds), tokens, prefill, output_tokens, most, **more)
 
 
 def held_by(

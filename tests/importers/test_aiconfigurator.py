@@ -498,7 +498,7 @@ def test_chosen_rows_tell_the_rest_better_than_random_ones() -> None:
     keys = list(table)
     random.Random(3).shuffle(keys)
     seen, unseen = {key: table[key] for key in keys[:800]}, {key: table[key] for key in keys[800:]}
-    kept = compress("gemm", seen, count=120)
+    kept = compress(seen, 120)
     assert len(kept) == 120 and kept.items() <= seen.items()
     rest = {key: seconds for key, seconds in seen.items() if key not in kept}
     assert errors(kept, rest)["all"].rows == 680

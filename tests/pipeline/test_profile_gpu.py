@@ -211,7 +211,7 @@ def test_rounds_of_an_engine_are_measured_in_it(
     assert len(rows) == told.new_rows and {
         dict(RoundShape.of(row).options)["async_scheduling"] for row in rows
     } == {"0"}
-    assert f"{len(rows)} rounds measured in the engine" in profile_text(result)
+    assert f"{len(rows)} rounds measured in the engine" in profile_text(result, "T")
     again = profile_device(request(**asked))["rounds"]["bfloat16 graph"]
     assert again.new_rows == 14 - len(rows)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,6 @@ from archsearch.drafters.registry import family
 from archsearch.estimate import Estimate
 from archsearch.needs import NOTHING, Needs
 from archsearch.report.answer import (
-    Option,
     best_at_hand,
     rows_text,
     sentences,
@@ -26,6 +26,7 @@ from archsearch.report.answer import (
     shown_rows,
 )
 from archsearch.report.phrases import verdict
+from archsearch.report.reading import Shown
 from archsearch.report.terminal.layout import WIDTH, wrapped
 from archsearch.runs.run import Run
 
@@ -45,25 +46,46 @@ def gain(value: float, low: float, high: float) -> Estimate:
     return Estimate(value, 0.3, "modelled", low, high)
 
 
-def option(
-    rank: int, drafter, speedup: Estimate, needs: Needs | None = TRAINING, group: int = 1
-) -> Option:  # noqa: ANN001
-    return Option(rank, drafter, 4, Estimate(0.7, 0.1, "prior"), speedup, needs, group=group)
+@dataclass(frozen=True)
+class Option:
+    """A rank as the first screen sees it."""
+
+    rank: int
+    drafter: Any
+    gain: Estimate
+    needs: Needs | None = TRAINING
+    group: int = 1
+    gamma: int = 4
+    measured: bool = False
+    assumed: str = ""
+    has_weights: bool = False
+    at_hand, ranked_by, name = Shown.at_hand, Shown.ranked_by, Shown.name
+    hub_id, kind = Shown.hub_id, Shown.kind
+
+    @property
+    def score(self) -> SimpleNamespace:
+        return SimpleNamespace(
+            proposer=self.drafter,
+            family=self.drafter.family,
+            alpha=Estimate(0.7, 0.1, "prior"),
+            needs=self.needs,
+            assumed=self.assumed,
+        )
 
 
 HEAD = family("eagle3").usual(TARGET)
-EXISTS = option(
+EXISTS = Option(
     1, HEAD, gain(1.96, 1.5, 2.5), Needs("exists", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B")
 )
 DRAFTS = [
-    option(
+    Option(
         2 + number,
         Independent(replace(SHAPE, num_attention_heads=heads, num_key_value_heads=heads)),
         gain(1.9, 1.2, 2.6),
     )
     for number, heads in enumerate((32, 24, 16, 8))
 ]
-LOOKUP = option(6, family("ngram").usual(TARGET), gain(1.3, 0.8, 2.0), NOTHING, group=2)
+LOOKUP = Option(6, family("ngram").usual(TARGET), gain(1.3, 0.8, 2.0), NOTHING, group=2)
 OPTIONS = [EXISTS, *DRAFTS, LOOKUP]
 
 
@@ -109,7 +131,7 @@ def test_the_table_keeps_to_a_hundred_columns_and_says_what_each_needs() -> None
 
 
 def test_only_what_was_measured_is_said_to_be() -> None:
-    seen = replace(option(1, HEAD, gain(1.96, 1.8, 2.1)), measured=True)
+    seen = replace(Option(1, HEAD, gain(1.96, 1.8, 2.1)), measured=True)
     lines = rows_text([seen, *OPTIONS[1:]], "GPU")
     assert "speed-up, 5 to 95 %" in lines[0] and "measured" not in lines[0]
     assert [line for line in lines if "m=" in line or line.endswith("m")] == [lines[2]]
@@ -123,7 +145,7 @@ def test_today_is_the_best_that_one_can_have() -> None:
     ranked = [replace(DRAFTS[0], rank=1), wide, sure]
     assert best_at_hand(ranked) is sure and best_at_hand([wide, sure]) is wide
     assert best_at_hand(DRAFTS) is None
-    trained = replace(DRAFTS[0], weights=True)
+    trained = replace(DRAFTS[0], has_weights=True)
     assert best_at_hand([trained, sure]) is trained
     assert best_at_hand([trained, sure], trained=False) is sure
 

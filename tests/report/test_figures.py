@@ -18,7 +18,7 @@ from archsearch.needs import Needs
 from archsearch.pipeline import curves as curves_of_runs
 from archsearch.records import WRONG_SHAPE, from_data, save
 from archsearch.report.best import section_best
-from archsearch.report.chart_files import chart_csv, named_tables
+from archsearch.report.chart_files import chart_csv, drawn, named_tables
 from archsearch.report.chart_page import plotly_figure, scripts
 from archsearch.report.charts import Chart, Series, depth_colour
 from archsearch.report.learning import ladders
@@ -140,10 +140,10 @@ def test_what_a_budget_buys_is_the_first_picture(tmp_path: Path) -> None:
     assert [chart.key for chart in charts[:2]] == ["costs", "by-batch"]
     best, *marks = charts[0].series
     assert best.y == (1.9, 1.9, 2.2) and best.low == pytest.approx((1.6, 1.6, 1.9))
-    drawn = {series.name: (series.x, series.symbol) for series in marks}
+    shown = {series.name: (series.x, series.symbol) for series in marks}
     # One mark a drafter: zero stands at a tenth of the smallest budget.
     there_at = ((1.0,), "circle")
-    assert drawn == {
+    assert shown == {
         "independent draft": ((100.0,), "ring"),
         "EAGLE-3 head": there_at,
         "n-gram lookup": there_at,
@@ -245,6 +245,16 @@ def test_a_chart_draws_bands_bars_and_two_scales() -> None:
     assert (
         scripts([], "n") == "" and depth_colour(0.0) == "#2f86b5" and depth_colour(1.0) == "#9a4fa0"
     )
+
+
+def test_bars_stand_at_their_own_names() -> None:
+    """Two engines alone, and the second one with a drafter too."""
+    alone = Series("alone", ("a", "b"), (1.0, 2.0), kind="bar")
+    drafted = Series("drafted", ("b",), (3.0,), kind="bar")
+    (axes,) = drawn(Chart("k", "t", "", "x", "y", (alone, drafted))).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["a", "b"]
+    *_, bar = axes.patches
+    assert bar.get_height() == 3.0 and round(bar.get_x() + bar.get_width() / 2) == 1
 
 
 def test_pictures_and_tables_as_files(tmp_path: Path) -> None:

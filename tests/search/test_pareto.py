@@ -4,7 +4,6 @@ cheapest."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.hardware.device import load_device
 from archsearch.latency.roofline import RooflineLatency
-from archsearch.records import as_data, from_data
+from archsearch.records import as_data
 from archsearch.report.costs import ParetoSet, pareto_chart, pareto_section
 from archsearch.search.exact import exact_grid
 from archsearch.search.objective import Scorer
@@ -87,22 +86,17 @@ def test_groups_have_a_cheapest_and_members_say_whether_they_were_confirmed(
         group = [member for member in members if member.group == number]
         cheapest = min(group, key=lambda member: member.score.parameters)
         assert [member for member in group if member.cheapest] == [cheapest]
-    goals = {"speedup": {"unit": "x"}, "parameters": {"unit": ""}}
-    data: dict[str, Any] = {
-        "goals": goals,
-        "exact": [],
-        "members": [as_data(member) for member in members],
-    }
-    (table,) = pareto_section(from_data(ParetoSet, data)).tables
+    goals = {name: GOALS[name] for name in ("speedup", "parameters")}
+    (table,) = pareto_section(ParetoSet(goals, (), tuple(members))).tables
     rows = table.rows
     assert table.header == ["#", "draft", "speedup", "parameters", "group", "measured"] and len(
         rows
     ) == len(members)
     assert rows[0][-1] == "1.50x" and rows[1][-1] == "not confirmed"
-    confirmed, others, cheapest = pareto_chart(from_data(ParetoSet, data)).series
+    confirmed, others, cheapest = pareto_chart(ParetoSet(goals, (), tuple(members))).series
     assert len(confirmed.x) == 1 and len(others.x) == len(members) - 1
     assert len(cheapest.x) == sum(member.cheapest for member in members)
-    assert pareto_chart(from_data(ParetoSet, {**data, "members": []})).series == ()
+    assert pareto_chart(ParetoSet(goals, (), ())).series == ()
 
 
 def test_goals_are_checked() -> None:

@@ -14,7 +14,7 @@ from archsearch.search.objective import Scorer
 from archsearch.speedup import crossing, levels
 from archsearch.traffic.curve import AXES, curve, sweep_of
 from archsearch.traffic.steady import RoundTokens
-from archsearch.traffic.times import drafting_service, ladder, times_over_batches
+from archsearch.traffic.times import ladder, service_of, times_over_batches
 from archsearch.workload import Workload
 from tests.doubles.serving import DRAFT, TARGET, FormulaLatency
 
@@ -99,7 +99,7 @@ def test_a_ladder_has_both_ends_and_grows_evenly() -> None:
 def test_times_between_rungs_are_close() -> None:
     latency = FormulaLatency()
     priced = times_over_batches(latency, TARGET, DRAFT, WORKLOAD, [1, 4], ladder(512))
-    server = drafting_service(priced, 4, RoundTokens(), 0.0, 100.0, None)
+    server = service_of(priced, 4, RoundTokens(), 0.0, 100.0, None)
     for batch in (11, 100, 333):
         exact = latency.round(TARGET, DRAFT, replace(WORKLOAD, batch_size=batch), 4).round_s.value
         assert server.round_at(float(batch)) == pytest.approx(exact, rel=2e-3)

@@ -31,7 +31,7 @@ from archsearch.search.space import SearchSpace
 from archsearch.search.study import search
 from archsearch.traffic.mix import Mix, mix_of
 from archsearch.traffic.mix_scorer import MixScorer
-from archsearch.traffic.served import broken_limits, objective_of, serve_part
+from archsearch.traffic.served import broken_limits, objective_of, overs, serve_part
 from archsearch.workload import Workload
 
 TARGET = catalogue.load("llama-3.1-8b").architecture
@@ -111,7 +111,7 @@ def test_a_score_is_what_traffic_says_of_the_same_parts() -> None:
     assert score.tpot_s.value == pytest.approx(objective_of(served, "tpot", 1), rel=1e-12)
     tokens = training_tokens(own.context, score.parameters)
     assert list(score.mix.broken_limits) == broken_limits(
-        served, asked, score.proposer, own.workload, tokens
+        overs(served, asked, score.proposer, own.workload, tokens)
     )
     assert len(score.mix.broken_limits) == 3  # the first token of both parts, and the parameters
     assert all(

@@ -18,6 +18,7 @@ from archsearch.report.phrases import (
     round_words,
     verdict,
 )
+from archsearch.report.section import columns
 from archsearch.report.terminal.layout import plus_minus, table, wrapped
 from archsearch.search.objective import Score
 
@@ -30,6 +31,18 @@ NEXT = "measure alpha with your own text (archsearch search --confirm 1), or giv
 TIES = (
     "Drafts of one group cannot be told apart by these error bars. draft ms: all gamma tokens of a"
     " round."
+)
+ONE_ENGINE = (
+    "draft | parameters | gamma | alpha | tau | draft ms | verify ms | break-even alpha |"
+    " speed-up | pays | group"
+)
+SIDE_BY_SIDE = (
+    "draft | engine | gamma | alpha | round ms | host ms | bound | free layers | ms a token |"
+    " speed-up | pays"
+)
+FREE = (
+    "free layers: how many a draft of these kernel times may have before the host decides the"
+    " round. A speed-up is against\nthe same engine without a draft."
 )
 
 
@@ -55,8 +68,28 @@ class Entry:
         return "no room" if self.no_room else PAYS[verdict(self.score.speedup)]
 
     @property
-    def engine(self) -> str:
-        return f"{self.score.engine} {self.score.engine_version or ''}".rstrip()
+    def cells(self) -> dict[str, str]:
+        """What tables show, by their headers."""
+        score, free = self.score, "-" if self.score.host_s is None else "all"
+        return {
+            "draft": self.draft,
+            "engine": f"{score.engine} {score.engine_version or ''}".rstrip(),
+            "parameters": f"{score.parameters / 1e6:,.0f}M",
+            "gamma": str(score.gamma),
+            "alpha": plus_minus(score.alpha),
+            "tau": plus_minus(score.tau),
+            "draft ms": plus_minus(score.draft_s, 1e3),
+            "verify ms": plus_minus(score.verify_s, 1e3),
+            "break-even alpha": plus_minus(score.break_even_alpha),
+            "round ms": plus_minus(score.round_s, 1e3),
+            "host ms": plus_minus(score.host_s, 1e3),
+            "bound": score.bound or "-",
+            "free layers": free if self.free_layers is None else f"{self.free_layers:.1f}",
+            "ms a token": f"{1e3 * score.tpot_s.value:.2f}",
+            "speed-up": plus_minus(score.speedup),
+            "pays": self.answer,
+            "group": str(self.group),
+        }
 
 
 @dataclass(frozen=True)
@@ -135,11 +168,11 @@ def estimate_text(result: Estimated, *, explain: bool) -> str:
     rows = [
         (
             entry.draft,
-            *([entry.engine] if several else []),
+            *([entry.cells["engine"]] if several else []),
             needs_words(entry.score.needs, unit),
             str(entry.score.gamma),
             f"{entry.score.alpha.value:.2f}",
-            f"{1e3 * entry.score.tpot_s.value:.2f}",
+            entry.cells["ms a token"],
             gain_words(entry.score.speedup),
             entry.answer,
         )
@@ -210,29 +243,13 @@ def _explained(result: Estimated) -> str:
 
 
 def _one_engine(entries: Sequence[Entry]) -> list[str]:
-    header = (
-        "draft | parameters | gamma | alpha | tau | draft ms | verify ms | break-even alpha |"
-        " speed-up | pays | group"
-    )
-    rows = [
-        (
-            entry.draft,
-            f"{entry.score.parameters / 1e6:,.0f}M",
-            str(entry.score.gamma),
-            plus_minus(entry.score.alpha),
-            plus_minus(entry.score.tau),
-            plus_minus(entry.score.draft_s, 1e3),
-            plus_minus(entry.score.verify_s, 1e3),
-            plus_minus(entry.score.break_even_alpha),
-            plus_minus(entry.score.speedup),
-            entry.answer,
-            str(entry.group),
-        )
-        for entry in entries
-    ]
-    lines = [table(rows, header), "", TIES]
+    lines = [_table(entries, ONE_ENGINE), "", TIES]
     alike = len({entry.engine_class for entry in entries}) < 2
     return lines + [f"{entry.draft}: {_round(entry, alike)}." for entry in entries]
+
+
+def _table(entries: Sequence[Entry], header: str) -> str:
+    return table([[entry.cells[name] for name in columns(header)] for entry in entries], header)
 
 
 def _round(entry: Entry, alike: bool) -> str:
@@ -247,39 +264,5 @@ def _round(entry: Entry, alike: bool) -> str:
     return "; ".join(parts)
 
 
-def _free(entry: Entry) -> str:
-    if entry.free_layers is not None:
-        return f"{entry.free_layers:.1f}"
-    return "-" if entry.score.host_s is None else "all"
-
-
 def _side_by_side(entries: Sequence[Entry]) -> list[str]:
-    header = (
-        "draft | engine | gamma | alpha | round ms | host ms | bound | free layers | ms a token |"
-        " speed-up | pays"
-    )
-    rows = [
-        (
-            entry.draft,
-            entry.engine,
-            str(entry.score.gamma),
-            plus_minus(entry.score.alpha),
-            plus_minus(entry.score.round_s, 1e3),
-            plus_minus(entry.score.host_s, 1e3),
-            entry.score.bound or "-",
-            _free(entry),
-            f"{1e3 * entry.score.tpot_s.value:.2f}",
-            plus_minus(entry.score.speedup),
-            entry.answer,
-        )
-        for entry in entries
-    ]
-    return [
-        table(rows, header),
-        "",
-        (
-            "free layers: how many a draft of these kernel times may have before the host decides"
-            " the round. A speed-up is against"
-        ),
-        "the same engine without a draft.",
-    ]
+    return [_table(entries, SIDE_BY_SIDE), "", FREE]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Final, Literal
+from typing import Any, Final, Literal
 
 from archsearch.estimate import Estimate
-from archsearch.records import Endless, Stored, from_data
-from archsearch.report.terminal.layout import table
+from archsearch.report.terminal.layout import plus_minus, table
 
 CHECKED: Final = (
     "what | architecture | tokens | context | measured ms | predicted | ± std | error %"
@@ -20,15 +19,6 @@ _INDENT: Final = " " * 16
 
 
 @dataclass(frozen=True)
-class Provenance:
-    """Whose tables were imported, of what the profile keeps of them."""
-
-    licence: str
-    copyright: str
-    not_in_tables: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Imported:
     """The answer of `profile --from`."""
 
@@ -36,7 +26,7 @@ class Imported:
     device: str
     rows: int
     origin: str
-    provenance: Mapping[str, object]
+    provenance: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -55,91 +45,6 @@ class EngineRounds:
     new_rows: int
     left: tuple[str, ...]
     failed: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class RoundFit:
-    """Costs fitted to the rounds of an engine. `identified`: those that rows determine."""
-
-    name: Annotated[str, Stored("class")]
-    rows: int
-    costs: Mapping[str, Estimate]
-    identified: tuple[str, ...]
-    median_absolute_error: Endless
-
-    def words(self) -> str:
-        """The costs in ms; those that no row determines in brackets."""
-        words = []
-        for name, cost in self.costs.items():
-            if cost.value or cost.std:
-                text = f"{name.replace('_', ' ')} {1e3 * cost.value:.2f} ± {1e3 * cost.std:.2f}"
-                words.append(text if name in self.identified else f"({text})")
-        return (
-            f"rounds of class {self.name}, {self.rows} measured, median error of the law"
-            f" {self.median_absolute_error:.1%}; ms, those not determined in brackets:"
-            f" {', '.join(words)}."
-        )
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Seconds that an engine adds."""
-
-    plain_s: float = 0.0
-    round_s: float = 0.0
-    token_s: float = 0.0
-    layer_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class OwnPasses:
-    """Passes as an engine ran them. `rest`: what it takes beside them."""
-
-    engine: str
-    rows: int
-    leave_one_out_median: Endless
-    leave_one_out_within_10_percent: Endless
-    rest: Costs
-
-
-@dataclass(frozen=True)
-class Learnt:
-    """How right the model of one dtype is, and what engines add. `missing`: why there is none."""
-
-    missing: str = ""
-    leave_one_out_median: Endless | None = None
-    leave_one_out_within_12_percent: Endless | None = None
-    engine_passes: OwnPasses | None = None
-    rounds: RoundFit | None = None
-    engines: Mapping[str, Costs] = field(default_factory=dict)
-
-    def words(self) -> Iterator[str]:
-        if self.missing:
-            yield f"no model yet: {self.missing}"
-            return
-        if self.leave_one_out_median is not None:
-            yield (
-                "whole passes left out one at a time: median error"
-                f" {self.leave_one_out_median:.1%},"
-                f" {self.leave_one_out_within_12_percent:.0%} within 12 %."
-            )
-        if (own := self.engine_passes) is not None:
-            rest = own.rest
-            yield (
-                f"passes as {own.engine} ran them: {own.rows} rows, left out one at a time:"
-                f" median error {own.leave_one_out_median:.1%},"
-                f" {own.leave_one_out_within_10_percent:.0%} within 10 %; beside them it"
-                f" takes {1e3 * rest.plain_s:.2f} ms a plain step, {1e3 * rest.round_s:.2f} ms a"
-                f" round and {1e3 * rest.token_s:.2f} ms a draft token (measured)."
-            )
-        if self.rounds is not None:
-            yield self.rounds.words()
-        for engine, parts in self.engines.items():
-            yield (
-                f"{engine} adds {1e3 * parts.plain_s:.2f} ms per plain token,"
-                f" {1e3 * parts.round_s:.2f} ms per round, {1e3 * parts.token_s:.2f} ms per draft"
-                f" token and {1e3 * parts.layer_s:.3f} ms per layer of it (measured)."
-            )
 
 
 @dataclass(frozen=True)
@@ -169,73 +74,78 @@ class CheckRow:
         )
 
 
-@dataclass(frozen=True)
-class CheckSummary:
-    """How far predictions lay from such passes of one kind."""
-
-    cases: int
-    median_absolute_error: float
-    within_12_percent: float
-    within_two_std: float
-    bias: float
-
-    def words(self, what: str) -> str:
-        return (
-            f"{what}: {self.cases} cases, median absolute error"
-            f" {self.median_absolute_error:.1%}, {self.within_12_percent:.0%} within"
-            f" 12 %, {self.within_two_std:.0%} within two std, bias {self.bias:+.1%}"
-        )
-
-
-@dataclass(frozen=True)
-class Check:
-    """The check of one dtype."""
-
-    rows: tuple[CheckRow, ...]
-    step: Annotated[CheckSummary | None, Stored("draft step")] = None
-    verify: CheckSummary | None = None
-
-
-@dataclass(frozen=True)
-class Profiled:
-    """The answer of `profile`: `sweeps`, `skipped`, `rounds` of a GPU, `slowdown_...` of a CPU."""
-
-    folder: str
-    rows: int
-    new_rows: int
-    noisy_share: float
-    models: Mapping[str, Learnt]
-    checks: Mapping[str, Check]
-    sweeps: Mapping[str, SweepEnd] | None = None
-    throttled_share: float = 0.0
-    skipped: tuple[str, ...] = ()
-    rounds: Mapping[str, EngineRounds] = field(default_factory=dict)
-    slowdown_p5: float = 1.0
-    slowdown_median: float = 1.0
-    slowdown_p95: float = 1.0
+ERRORS: Final = (
+    "{what}: {cases} cases, median absolute error {median_absolute_error:.1%},"
+    " {within_12_percent:.0%} within 12 %, {within_two_std:.0%} within two std, bias {bias:+.1%}"
+)
+LEFT_OUT: Final = (
+    "whole passes left out one at a time: median error {leave_one_out_median:.1%},"
+    " {leave_one_out_within_12_percent:.0%} within 12 %."
+)
+OWN_PASSES: Final = (
+    "passes as {engine} ran them: {rows} rows, left out one at a time: median error"
+    " {leave_one_out_median:.1%}, {leave_one_out_within_10_percent:.0%} within 10 %; beside them it"
+    " takes {plain_s:.2f} ms a plain step, {round_s:.2f} ms a round and {token_s:.2f} ms a draft"
+    " token (measured)."
+)
+ADDED: Final = (
+    "{engine} adds {plain_s:.2f} ms per plain token, {round_s:.2f} ms per round, {token_s:.2f} ms"
+    " per draft token and {layer_s:.3f} ms per layer of it (measured)."
+)
+ROUNDS: Final = (
+    "rounds of class {class}, {rows} measured, median error of the law {median_absolute_error:.1%};"
+    " ms, those not determined in brackets: {words}."
+)
 
 
 def import_text(result: Imported) -> str:
     """What `profile --from` prints."""
-    provenance = from_data(Provenance, result.provenance)
+    provenance = result.provenance
     lines = [
         f"Profile {result.folder}: {result.rows} rows for {result.device}.",
         f"{result.origin}.",
-        f"Licence of the tables: {provenance.licence}, {provenance.copyright}.",
+        f"Licence of the tables: {provenance['licence']}, {provenance['copyright']}.",
     ]
-    if provenance.not_in_tables:
-        lines.append(f"Not in the tables, so modelled: {'; '.join(provenance.not_in_tables)}.")
+    if absent := provenance.get("not_in_tables"):
+        lines.append(f"Not in the tables, so modelled: {'; '.join(absent)}.")
     lines += ["", f"Next: archsearch search --target llama-65b --profile {result.folder}"]
     return "\n".join(lines)
 
 
-def _cpu_lines(result: Profiled) -> list[str]:
+def _ms(costs: Mapping[str, float]) -> dict[str, float]:
+    """What an engine adds, in ms; 0 of what was not measured."""
+    known = ("plain_s", "round_s", "token_s", "layer_s")
+    return {name: 1e3 * costs.get(name, 0.0) for name in known}
+
+
+def _learnt_words(learnt: Mapping[str, Any]) -> Iterator[str]:
+    """How right the model of one dtype is (`LatencyModel.summary`), and what engines add."""
+    if "missing" in learnt:
+        yield f"no model yet: {learnt['missing']}"
+        return
+    if "leave_one_out_median" in learnt:
+        yield LEFT_OUT.format(**learnt)
+    if own := learnt.get("engine_passes"):
+        yield OWN_PASSES.format(**own, **_ms(own["rest"]))
+    if rounds := learnt.get("rounds"):
+        words = []
+        for name, cost in rounds["costs"].items():
+            if cost["value"] or cost["std"]:
+                text = f"{name.replace('_', ' ')} {plus_minus(Estimate.from_dict(cost), 1e3)}"
+                words.append(text if name in rounds["identified"] else f"({text})")
+        yield ROUNDS.format(**rounds, words=", ".join(words))
+    for engine, costs in learnt["engines"].items():
+        yield ADDED.format(engine=engine, **_ms(costs))
+
+
+def _cpu_lines(result: Mapping[str, Any]) -> list[str]:
     """How quiet the machine was, of a CPU's profile."""
-    lines = [
-        f"Machine: {result.slowdown_median:.2f} times the quiet reference (5-95 %:"
-        f" {result.slowdown_p5:.2f} to {result.slowdown_p95:.2f}); divided out of every repeat."
-    ]
-    if result.slowdown_p95 > 1.5 * result.slowdown_p5 or result.noisy_share > 0.25:
+    words = (
+        "Machine: {slowdown_median:.2f} times the quiet reference (5-95 %: {slowdown_p5:.2f} to"
+        " {slowdown_p95:.2f}); divided out of every repeat."
+    )
+    lines, loud = [words.format(**result)], result["slowdown_p95"] > 1.5 * result["slowdown_p5"]
+    if loud or result["noisy_share"] > 0.25:
         lines.append(
             "WARNING: this machine is busy or throttles: stop other work and run the command again,"
             " or trust the numbers less."
@@ -243,20 +153,20 @@ def _cpu_lines(result: Profiled) -> list[str]:
     return lines
 
 
-def _gpu_lines(result: Profiled, sweeps: Mapping[str, SweepEnd]) -> list[str]:
+def _gpu_lines(result: Mapping[str, Any]) -> list[str]:
     """What each sweep of a GPU measured, and whether its clock dropped."""
     lines = []
-    for name, sweep in sweeps.items():
+    for name, sweep in result["sweeps"].items():
         std = sweep.relative_std or 0.0
         sure = f", a step is predicted to ± {std:.1%} (std of the median pass)" if std else ""
         lines.append(f"{name}: {sweep.new_rows} new rows; stopped: {sweep.stopped}{sure}.")
-    if result.throttled_share:
+    if throttled := result["throttled_share"]:
         lines.append(
-            f"WARNING: the clock dropped by more than 10 % during {result.throttled_share:.0%}"
+            f"WARNING: the clock dropped by more than 10 % during {throttled:.0%}"
             " of the rows: check cooling and power limit, then run the command again."
         )
-    lines += [f"Skipped, out of memory: {point}" for point in result.skipped]
-    for name, measured in result.rounds.items():
+    lines += [f"Skipped, out of memory: {point}" for point in result["skipped"]]
+    for name, measured in result["rounds"].items():
         lines.append(f"{name}: {measured.new_rows} rounds measured in the engine.")
         if measured.left:
             left = "; ".join(measured.left)
@@ -265,23 +175,20 @@ def _gpu_lines(result: Profiled, sweeps: Mapping[str, SweepEnd]) -> list[str]:
     return lines
 
 
-def profile_text(data: Mapping[str, object], asked: str = "T") -> str:
-    """What `profile` prints; `asked`: the target, and the engine where it is another one."""
-    result = from_data(Profiled, data)
-    lines = [
-        f"Profile {result.folder}: {result.rows} rows, {result.new_rows} new,"
-        f" {result.noisy_share:.0%} noisy.",
-        *(_cpu_lines(result) if result.sweeps is None else _gpu_lines(result, result.sweeps)),
-    ]
-    for dtype, learnt in result.models.items():
-        lines += [f"{dtype}: {words}" for words in learnt.words()]
-    for dtype, check in result.checks.items():
+def profile_text(result: Mapping[str, Any], asked: str) -> str:
+    """What `profile` prints of a summary; `asked`: the target, and the engine where it is another
+    one."""
+    first = "Profile {folder}: {rows} rows, {new_rows} new, {noisy_share:.0%} noisy."
+    lines = [first.format(**result), *(_gpu_lines if "sweeps" in result else _cpu_lines)(result)]
+    for dtype, learnt in result["models"].items():
+        lines += [f"{dtype}: {words}" for words in _learnt_words(learnt)]
+    for dtype, check in result["checks"].items():
         title = f"Check {dtype}: shapes the profile has not seen"
-        lines += ["", title, table([row.cells() for row in check.rows], CHECKED)]
-        for what, part in (("draft step", check.step), ("verify", check.verify)):
-            lines += [] if part is None else [part.words(what)]
-    lines += ["", f"Next: archsearch search --target {asked} --profile {result.folder}"]
-    return "\n".join(lines)
+        lines += ["", title, table([row.cells() for row in check["rows"]], CHECKED)]
+        kinds = [what for what in ("draft step", "verify") if what in check]
+        lines += [ERRORS.format(what=what, **check[what]) for what in kinds]
+    next_ = f"Next: archsearch search --target {asked} --profile {result['folder']}"
+    return "\n".join([*lines, "", next_])
 
 
 Level = Literal["ok", "note", "mend", "stop"]

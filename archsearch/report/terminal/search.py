@@ -16,7 +16,6 @@ from archsearch.records import Inline, Maybe, Stored
 from archsearch.report.answer import (
     MOST_ROWS,
     SCREEN,
-    Option,
     best_at_hand,
     gain_words,
     hours_words,
@@ -41,7 +40,7 @@ from archsearch.report.phrases import (
     shell_path,
 )
 from archsearch.report.predicted import section_why
-from archsearch.report.reading import Reading, read_run
+from archsearch.report.reading import Reading, Shown, read_run
 from archsearch.report.section import Section
 from archsearch.report.terminal.layout import plus_minus, section_lines, table, wrap, wrapped
 from archsearch.runs.confirmed import Confirmed
@@ -182,15 +181,15 @@ def search_text(result: Searched, *, explain: bool) -> str:
     it rests on behind it."""
     run = open_run(result.run)
     reading = read_run(run)  # once: what is shown of a run is what its files say
-    options = [Option.of(item) for item in reading.candidates]
+    options = reading.candidates
     if not options:
         return explained_text(result, run, reading)
-    head = headline(run, reading.candidates)
+    head = headline(run, options)
     budget = result.training_budget
     unit = unit_of(run.device)
     where = f"for {result.target} on {result.device}"
     where += "" if result.mix is None else " over the mix of work"
-    if any(option.weights for option in options):
+    if any(option.has_weights for option in options):
         whole = whole_headline(run, reading)
         above = [whole.title, *whole.lines[:HEADLINE_LINES]]
     else:
@@ -220,12 +219,12 @@ def search_text(result: Searched, *, explain: bool) -> str:
 
 
 def _next_step(
-    result: Searched, run: Run, options: Sequence[Option], steps: Sequence[tuple[str, str]]
+    result: Searched, run: Run, options: Sequence[Shown], steps: Sequence[tuple[str, str]]
 ) -> tuple[str, str]:
     """The one step that is worth most now: serving what one can have today, else the headline's
     first."""
     today = best_at_hand(options, trained=False)
-    trained = any(option.weights for option in options)
+    trained = any(option.has_weights for option in options)
     if today is not None and not trained and today.gain.interval[1] > 1.0:
         ranks, target = result.workload.tensor_parallel, hub_name(result.target)
         # The name of a folder or a GGUF file is nothing that an engine finds.
@@ -282,14 +281,11 @@ def next_lines(steps: Sequence[Step]) -> list[str]:
     return ["", "What to measure next (most per minute first):", *lines] if lines else []
 
 
-def family_lines(
-    rows: Sequence[Represented], run: Path | None = None, engine: str = "transformers"
-) -> list[str]:
+def family_lines(rows: Sequence[Represented], run: Path, engine: str) -> list[str]:
     """The best of each family, and whether somebody has to train it; of a `run` that trained also
     how to measure the best beside one that needs no training."""
     if seen := [row for row in rows if isinstance(row, FamilyRow)]:
-        found = section_lines(found_section(seen))[:-1]
-        return [*found, *([] if run is None else untrained_rival(rows, run, engine))]
+        return [*section_lines(found_section(seen))[:-1], *untrained_rival(rows, run, engine)]
     cells = [
         (
             row.family,
@@ -340,11 +336,10 @@ def summary_text(run: Run, reading: Reading | None = None) -> str:
     """The headline, a table of the best and what to do next; `reading`: the run's, where it was
     read."""
     reading = reading or read_run(run)
-    found = reading.candidates
+    options = reading.candidates
     head = whole_headline(run, reading)
     said = [*head.lines, *(f"WARNING: {problem}" for problem in reading.problems)]
     lines = [head.title, *(f"  {line}" for text in said for line in wrap(text, 96)), ""]
-    options = [Option.of(item) for item in found]
     lines += [*rows_text(options, unit_of(run.device)), ""] if options else []
     lines += section_lines(Section("Learning curve", learning_lines(reading)))
     return "\n".join([*lines, *section_lines(Section("Next", commands=head.next))[:-1]])

@@ -68,7 +68,7 @@ class Part:
         runs, gamma = self.runs, self.served.gamma
         return (
             self.name,
-            str(gamma) if gamma else "off",
+            str(gamma or "off"),
             f"{self.served.tau:.2f}" if gamma else "1.00",
             *(f"{run.running:.1f}" for run in runs),
             *(_ms(run.tpot_s) for run in runs),

@@ -44,7 +44,6 @@
     if (symbol === "circle-open") box.append(shape("circle", { cx: 11, cy: 6, r: 4.5, ...outline }));
     else if (symbol.startsWith("x-thin")) box.append(shape("path", { d: "M7 2L15 10M15 2L7 10", ...outline }));
     else if (symbol === "diamond") box.append(shape("path", { d: "M11 1L16 6L11 11L6 6Z", fill: colour }));
-    else if (symbol === "square") box.append(shape("rect", { x: 7, y: 2, width: 8, height: 8, fill: colour }));
     else box.append(shape("circle", { cx: 11, cy: 6, r: 3.5, fill: colour }));
     return box;
   }
