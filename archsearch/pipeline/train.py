@@ -41,7 +41,7 @@ from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import logit, logit_std, moved, tau_estimate
 from archsearch.text.prompt_set import answer_faults, prompt_faults
 from archsearch.text.prompts import read_prompts
-from archsearch.training.curves import AlphaPoint, promise
+from archsearch.training.curves import LEARNT_EPOCHS, AlphaPoint, extrapolate
 
 
 @dataclass(frozen=True)
@@ -329,19 +329,16 @@ def predicted(
     rising = [point for point in points if point.tokens <= kept.tokens]
 
     def stand(prompts: int) -> TextStand | None:
-        found = promise(
-            rising,
-            epoch,
-            prompts=now.prompts,
-            distinct_tokens=now.distinct_tokens,
-            more_prompts=prompts,
-        )
-        rise = max(logit(found.alpha.value) - logit(kept.alpha), 0.0)
-        alpha = replace(moved(now.alpha, rise, logit_std(found.alpha)), source="modelled")
+        share = prompts / now.prompts
+        text = max(1, round(epoch * share))  # in tokens, with its prompts
+        learnt = round(LEARNT_EPOCHS * text)
+        found = extrapolate(rising, learnt, annealed=False, epoch_tokens=text)
+        rise = max(logit(found.value) - logit(kept.alpha), 0.0)
+        alpha = replace(moved(now.alpha, rise, logit_std(found)), source="modelled")
         speedup = speedup_at(scorer, draft, alpha)
         if speedup is None:
             return None
-        return TextStand(prompts, found.distinct_tokens, alpha, speedup)
+        return TextStand(prompts, round(now.distinct_tokens * share), alpha, speedup)
 
     learnt = None if record.stopped else stand(now.prompts)
     if learnt is not None and learnt.alpha.value < now.alpha.value + LEAST_UNLEARNT:

@@ -30,17 +30,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Array, Estimate
 from archsearch.speedup import alpha_estimate, clamped, logit
-
-if TYPE_CHECKING:
-    from archsearch.training.settings import CurvePoint
-
 
 # R: what repeating a text for ever is worth, in texts; the fit to nine curves of a small draft of
 # SmolLM2-135M (`benchmarks/ data_curves.py`). With a kind of text left out: 3 without the
@@ -116,15 +112,6 @@ MEASURED: Final = CurvePrior(
     noise_std=0.033,
     curves=19,
 )
-
-
-def alpha_points(curve: Sequence[CurvePoint]) -> list[AlphaPoint]:
-    """The points of a distillation's alpha curve that lie on one curve: running means, and the end
-    of a finished anneal."""
-    points = [AlphaPoint(p.tokens, p.value) for p in curve if p.weights == "average"]
-    if curve and curve[-1].weights == "annealed":
-        points.append(AlphaPoint(curve[-1].tokens, curve[-1].value, True))
-    return points
 
 
 def extrapolate(
@@ -224,43 +211,6 @@ def fit_prior(
             len(usable),
         )
     return prior
-
-
-@dataclass(frozen=True, slots=True)
-class TextPromise:
-    """`prompts` of the kind that was trained on, the distinct tokens that the target writes for
-    them, and alpha when they are learnt (a measurement on the same held-out texts; add the std over
-    texts for others)."""
-
-    prompts: int
-    distinct_tokens: int
-    alpha: Estimate
-
-
-def promise(
-    points: Sequence[AlphaPoint],
-    epoch_tokens: int,
-    *,
-    prompts: int,
-    distinct_tokens: int,
-    more_prompts: int,
-) -> TextPromise:
-    """What `more_prompts` would bring where `prompts` brought text of `distinct_tokens` written
-    tokens, `epoch_tokens` with its prompts, and a training on that text has the curve `points`.
-
-    The curve is carried on along its effective tokens (`curves.effective_tokens`). Raises
-    ArchsearchError without points or text.
-    """
-    if prompts < 1 or more_prompts < 1 or epoch_tokens < 1:
-        raise ArchsearchError(
-            f"a promise needs text: {prompts} prompts with {epoch_tokens} tokens, asked for"
-            f" {more_prompts}"
-        )
-    share = more_prompts / prompts
-    epoch = max(1, round(epoch_tokens * share))
-    tokens = round(LEARNT_EPOCHS * epoch)
-    alpha = extrapolate(points, tokens, annealed=False, epoch_tokens=epoch)
-    return TextPromise(more_prompts, round(distinct_tokens * share), alpha)
 
 
 def _row(point: AlphaPoint, prior: CurvePrior) -> Array:
