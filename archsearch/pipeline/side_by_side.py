@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from archsearch.drafts.heads import TrainedHead, run_head
-from archsearch.drafts.records import TrainedDraft, load_trained
 from archsearch.engine_facts import engine_facts, engine_title
 from archsearch.engines.engine import ExitAfter
 from archsearch.engines.measure.figures import by_prompt
 from archsearch.engines.measure.results import ByPrompt
-from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
-from archsearch.models.files import HEAD_FAMILIES, has_weights
+from archsearch.errors import ArchsearchError, RunFailed
+from archsearch.models.files import HEAD_FAMILIES
 from archsearch.models.targets import resolve_drafter
 from archsearch.pipeline.candidates import write_report
 from archsearch.pipeline.chains import CHAIN, Replays
@@ -33,6 +32,7 @@ from archsearch.pipeline.confirm import (
     answers_of,
     check_tokenizer,
     confirming_prompts,
+    trained_of,
 )
 from archsearch.pipeline.engine_ways import write_engines
 from archsearch.pipeline.heads import USUAL_GAMMA, head_score, served_gamma
@@ -42,7 +42,6 @@ from archsearch.pipeline.in_engine import (
     check_choice,
     mid_answer,
     profile_first,
-    serving_scorer,
 )
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.pipeline.untrained import (
@@ -152,7 +151,7 @@ def confirm_families(
         with suppress(RunFailed):  # what was measured holds without it
             tokens = min(64, sampling.max_new_tokens)
             exact = bench.exactness(drafters, asked[: request.exact], tokens)
-    scorer, words = serving_scorer(session, name, dtype, bench.draft_dtype)
+    scorer, words = bench.scorer()
     scorer = scorer.at_context(mid_answer(asked, sampling.max_new_tokens))
     rows = [
         _row(
@@ -207,7 +206,13 @@ def _candidate(bench: Bench, family: str, request: FamilyRequest) -> _Candidate:
         known = best if best.gamma == gamma else None
         return _Candidate(family, ExitAfter(layers), gamma, lambda scorer: known)
     if family == "independent":
-        return _ranked(session, request)
+        draft = trained_of(session, request.rank)
+        gamma = request.gamma or session.run.score(request.rank).gamma
+
+        def measured(scorer: Scorer) -> Score:
+            return scorer.measured(draft.architecture, draft.alpha, draft.tau, gammas=[gamma])
+
+        return _Candidate(family, draft.folder, gamma, measured)
     if family == CHAIN:
         return _chain(bench, request)
     return _head(session, request, run_head(session.run.path, family))
@@ -225,33 +230,10 @@ def _exit(session: SearchSession) -> Score:
     return max(found, key=lambda score: score.speedup.value)
 
 
-def _trained(session: SearchSession, rank: int) -> TrainedDraft:
-    """The draft of a rank. MissingDataError where it has no weights."""
-    run = session.run
-    folder, score = run.best_dir(rank), run.score(rank)
-    if not has_weights(folder):
-        raise MissingDataError(
-            f"rank {rank} of {run.path} has no weights; train it first: archsearch train {run.path}"
-            f" --rank {rank}"
-        )
-    return load_trained(score.architecture, folder)
-
-
-def _ranked(session: SearchSession, request: FamilyRequest) -> _Candidate:
-    draft = _trained(session, request.rank)
-    gamma = request.gamma or session.run.score(request.rank).gamma
-
-    def replay(scorer: Scorer) -> Score:
-        return scorer.measured(draft.architecture, draft.alpha, draft.tau, gammas=[gamma])
-
-    return _Candidate("independent", draft.folder, gamma, replay)
-
-
 def _chain(bench: Bench, request: FamilyRequest) -> _Candidate:
     """The best chain of a rank's draft, by replay in this engine."""
-    draft = _trained(bench.session, request.rank)
-    scorer, _ = serving_scorer(bench.session, bench.name, bench.dtype, bench.draft_dtype)
-    replays = Replays.of(scorer, bench.name, draft, bench.trainer)
+    draft = trained_of(bench.session, request.rank)
+    replays = Replays.of(bench.scorer()[0], bench.name, draft, bench.trainer)
     best = replays.chain(request.gamma)
     return _Candidate(
         CHAIN,

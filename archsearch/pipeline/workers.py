@@ -210,8 +210,8 @@ def _train_along(notice: Announced, session: SearchSession, folder: Path) -> int
 
 def confirm_job(session: SearchSession, job: Job, trainer: DraftTrainer) -> object:
     """Run a rank of the search in the engine."""
-    asked = {"trainer": trainer, "prompt_count": job.prompts, "stopping": False}
-    return confirm_rank(session, job.rank, **asked)
+    count = job.prompts
+    return confirm_rank(session, job.rank, trainer=trainer, prompt_count=count, stopping=False)
 
 
 def can_confirm_beside(session: SearchSession) -> bool:

@@ -135,11 +135,12 @@ def extrapolate(
     if tokens < 1:
         raise ArchsearchError(f"a budget must be positive, got {tokens} tokens")
     prior = prior or MEASURED
-    mean, covariance = _posterior(points, prior)
+    mean, covariance, _, errors = _posterior(points, prior)
     row = _row(AlphaPoint(tokens, 0.5, annealed, epoch_tokens), prior)
-    std = _scatter(points, mean, prior) * math.sqrt(
-        float(row @ covariance @ row) + prior.noise_std**2
-    )
+    # text of mixed kinds scatters more; the prior's own noise counts as three points
+    errors = errors / prior.noise_std
+    scatter = math.sqrt(max(1.0, (float(errors @ errors) + 3.0) / (len(points) + 3.0)))
+    std = scatter * math.sqrt(float(row @ covariance @ row) + prior.noise_std**2)
     return alpha_estimate(
         float(row @ mean) + _beyond_the_bend(float(row[1]), mean), std, "modelled"
     )
@@ -187,10 +188,8 @@ def fit_prior(
     for _ in range(EM_ROUNDS):
         means, spreads, residuals, count = [], [], 0.0, 0
         for curve in usable:
-            mean, covariance = _posterior(curve, prior)
-            rows = np.stack([_row(point, prior) for point in curve])
-            error = _targets(curve) - rows @ mean
-            residuals += float(error @ error + np.trace(rows @ covariance @ rows.T))
+            mean, covariance, rows, errors = _posterior(curve, prior)
+            residuals += float(errors @ errors + np.trace(rows @ covariance @ rows.T))
             count += len(curve)
             means.append(mean)
             spreads.append(covariance)
@@ -218,10 +217,6 @@ def _row(point: AlphaPoint, prior: CurvePrior) -> Array:
     return np.array([1.0, x, 0.5 * x * x, float(point.annealed)])
 
 
-def _targets(points: Sequence[AlphaPoint]) -> Array:
-    return np.array([logit(clamped(point.alpha)) for point in points])
-
-
 def _beyond_the_bend(x: float, mean: Array) -> float:
     """What a curve that goes on rising by LEAST_SLOPE has at `x` (ln of tokens) more than its
     parabola."""
@@ -232,24 +227,17 @@ def _beyond_the_bend(x: float, mean: Array) -> float:
     return -0.5 * bend * (x - turn) ** 2
 
 
-def _scatter(points: Sequence[AlphaPoint], mean: Array, prior: CurvePrior) -> float:
-    """The points' distance from their curve in units of the noise, at least 1: text of
-    mixed kinds scatters more. The prior's own noise counts as three points."""
-    errors = (
-        _targets(points) - np.stack([_row(point, prior) for point in points]) @ mean
-    ) / prior.noise_std
-    return math.sqrt(max(1.0, (float(errors @ errors) + 3.0) / (len(points) + 3.0)))
-
-
-def _posterior(points: Sequence[AlphaPoint], prior: CurvePrior) -> tuple[Array, Array]:
-    """Mean [4] and covariance [4, 4] of a curve's coefficients."""
+def _posterior(points: Sequence[AlphaPoint], prior: CurvePrior) -> tuple[Array, ...]:
+    """Mean [4] and covariance [4, 4] of a curve's coefficients, the rows [n, 4] of its points and
+    their distances [n] from it."""
     rows = np.stack([_row(point, prior) for point in points])
+    targets = np.array([logit(clamped(point.alpha)) for point in points])
     covariance, prior_mean = np.array(prior.covariance), np.array(prior.mean)
     noise = np.eye(len(points)) * prior.noise_std**2
     gain = covariance @ rows.T @ np.linalg.inv(rows @ covariance @ rows.T + noise)
-    mean = prior_mean + gain @ (_targets(points) - rows @ prior_mean)
+    mean = prior_mean + gain @ (targets - rows @ prior_mean)
     updated = covariance - gain @ rows @ covariance
-    return mean, (updated + updated.T) / 2
+    return mean, (updated + updated.T) / 2, rows, targets - rows @ mean
 
 
 _STEPS: Final = 201

@@ -230,7 +230,7 @@ class TransformersEngine:
 
     name = "transformers"
     facts = engine_facts(name)
-    concurrent, synthesises, schedules = facts.batches, facts.synthesises, facts.schedules
+    synthesises, schedules = facts.synthesises, facts.schedules
 
     def __init__(
         self,
@@ -388,14 +388,13 @@ class TransformersEngine:
         room = sampling.max_new_tokens
         ended = bool(token_ids) and token_ids[-1] in _ends(config)
         drafted = [self.gamma] * len(lengths)
-        whole = drafting_rounds(lengths, drafted, room, ended)
         if self.lookup is not None:
             drafted = [
                 rows - 1 - (number == 0) * (len(prompt.token_ids) - 1)
                 for number, rows in enumerate(passes.rows)
             ]
-            whole = drafting_rounds(lengths, drafted, room, ended)
-        elif made:  # a chain: what was proposed, in the rounds that had room for its longest
+        whole = drafting_rounds(lengths, drafted, room, ended)
+        if made:  # a chain: what was proposed, in the rounds that had room for its longest
             drafted = made[0].drafted
             made[0].write(output)
             whole = [(drafts, n) for drafts, (_, n) in zip(drafted, whole, strict=False)]
