@@ -253,7 +253,7 @@ def _head(session: SearchSession, request: FamilyRequest, head: TrainedHead) -> 
         )
 
     def replay(scorer: Scorer) -> Score:
-        return head_score(session, head, {gamma: head.replays[gamma].estimate()}, scorer)
+        return head_score(session, head, {gamma: head.taus[gamma]}, scorer)
 
     known = head.replays.get(gamma)
     return _Candidate(

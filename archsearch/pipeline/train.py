@@ -188,8 +188,7 @@ def _take_head(
     said = {"taken_from": str(taken.weights), "prompts": str(taken.prompts)}
     tokens = looks[-1].tokens if looks else 0
     head = HeadTrainer(trainer).take(made, plan, texts, tokens=tokens, **said)
-    taus = {gamma: each.estimate() for gamma, each in head.replays.items()}
-    renewed = session.scorer.measured(like, head.alpha, taus).with_rank(rank)
+    renewed = session.scorer.measured(like, head.alpha, head.taus).with_rank(rank)
     renewed = replace(renewed, needs=Needs("exists", str(head.folder)))
     run.write_best(renewed, None, vllm_config(family, str(head.folder), renewed.gamma))
     if (run.path / FAMILIES_FILE).is_file():
