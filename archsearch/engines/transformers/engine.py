@@ -409,9 +409,17 @@ class TransformersEngine:
     def _processors(
         self, sampling: Sampling, config: GenerationConfig, prompt: EnginePrompt
     ) -> tuple[LogitsProcessorList, list[Any]]:
-        """The processors of one call, and the hooks that go with them."""
+        """The processors of one call, and the hooks that go with them.
+
+        The temperature is a processor and not in the config: transformers 5.23 hands the target's
+        processors to the draft and then adds those of the config once more, so the draft would be
+        sampled at the temperature squared and lose acceptance.
+        """
         if not self.synthetic:
-            return _processors(sampling), []
+            own = LogitsProcessorList()
+            if sampling.temperature not in (0.0, 1.0):
+                own.append(TemperatureLogitsWarper(sampling.temperature))
+            return own, []
         target, draft = self._started(), self.draft
         assert draft is not None
         ends = _ends(config)
@@ -489,19 +497,6 @@ def _generation_config(target: PreTrainedModel, sampling: Sampling) -> Generatio
     if sampling.temperature > 0:
         config.temperature, config.top_k, config.top_p = 1.0, 0, 1.0
     return config
-
-
-def _processors(sampling: Sampling) -> LogitsProcessorList:
-    """The temperature, as a processor and not in the config.
-
-    transformers 5.23 hands the target's processors to the draft and then adds those of the config
-    once more: the draft would be sampled at the temperature squared and lose acceptance.
-    """
-    return LogitsProcessorList(
-        [TemperatureLogitsWarper(sampling.temperature)]
-        if sampling.temperature not in (0.0, 1.0)
-        else []
-    )
 
 
 @contextmanager
