@@ -187,7 +187,13 @@ def confirm_rank(
     held-out text; and once more with the tau that the engine counted, which leaves the latency's
     error. Raises MissingDataError for a rank without weights.
     """
-    trained = trained_of(session, rank)
+    check_independent(session.run.score(rank), "confirming", session.run.path)
+    named = f"{session.run.path} --rank {rank}"
+    advice = (
+        f"train it (archsearch train {named}), or prove its shape without (archsearch confirm"
+        f" {named} --synthetic)"
+    )
+    trained = trained_of(session, rank, advice)
     check_weights(session.target)
     case = _Case.of(Bench(session, choice or EngineChoice(), trainer), rank)
     bench = case.bench
@@ -250,18 +256,12 @@ def confirm_rank(
     return result
 
 
-def trained_of(session: SearchSession, rank: int) -> TrainedDraft:
-    """The draft of a rank. MissingDataError where it has no weights."""
-    run = session.run
-    score, folder = run.score(rank), run.best_dir(rank)
-    check_independent(score, "confirming", run.path)
+def trained_of(session: SearchSession, rank: int, advice: str) -> TrainedDraft:
+    """The draft of a rank. MissingDataError, with `advice`, where it has no weights."""
+    run, folder = session.run, session.run.best_dir(rank)
     if not has_weights(folder):
-        raise MissingDataError(
-            f"rank {rank} of {run.path} has no weights; train it (archsearch train {run.path}"
-            f" --rank {rank}), or prove its shape without (archsearch confirm {run.path} --rank"
-            f" {rank} --synthetic)"
-        )
-    return load_trained(score.architecture, folder)
+        raise MissingDataError(f"rank {rank} of {run.path} has no weights; {advice}")
+    return load_trained(run.score(rank).architecture, folder)
 
 
 def answers_of(session: SearchSession) -> Sampling:

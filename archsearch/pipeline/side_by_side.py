@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from archsearch.drafts.heads import TrainedHead, run_head
+from archsearch.drafts.records import TrainedDraft
 from archsearch.engine_facts import engine_facts, engine_title
 from archsearch.engines.engine import ExitAfter
 from archsearch.engines.measure.figures import by_prompt
@@ -205,16 +206,17 @@ def _candidate(bench: Bench, family: str, request: FamilyRequest) -> _Candidate:
         gamma, layers = request.gamma or best.gamma, best.architecture.num_hidden_layers
         known = best if best.gamma == gamma else None
         return _Candidate(family, ExitAfter(layers), gamma, lambda scorer: known)
-    if family == "independent":
-        draft = trained_of(session, request.rank)
+    if family in ("independent", CHAIN):
+        advice = f"train it first: archsearch train {session.run.path} --rank {request.rank}"
+        draft = trained_of(session, request.rank, advice)
+        if family == CHAIN:
+            return _chain(bench, request, draft)
         gamma = request.gamma or session.run.score(request.rank).gamma
 
         def measured(scorer: Scorer) -> Score:
             return scorer.measured(draft.architecture, draft.alpha, draft.tau, gammas=[gamma])
 
         return _Candidate(family, draft.folder, gamma, measured)
-    if family == CHAIN:
-        return _chain(bench, request)
     return _head(session, request, run_head(session.run.path, family))
 
 
@@ -230,9 +232,8 @@ def _exit(session: SearchSession) -> Score:
     return max(found, key=lambda score: score.speedup.value)
 
 
-def _chain(bench: Bench, request: FamilyRequest) -> _Candidate:
+def _chain(bench: Bench, request: FamilyRequest, draft: TrainedDraft) -> _Candidate:
     """The best chain of a rank's draft, by replay in this engine."""
-    draft = trained_of(bench.session, request.rank)
     replays = Replays.of(bench.scorer()[0], bench.name, draft, bench.trainer)
     best = replays.chain(request.gamma)
     return _Candidate(
