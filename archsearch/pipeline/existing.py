@@ -82,12 +82,8 @@ def alternatives(session: SearchSession) -> list[Alternative]:
     """Those of the families that are searched, that the engine runs and that keep the limits; best
     first."""
     names, scorer = session.families.names, session.scorer
-    exist = []
-    for each in found_for(session.target.name, session.target.architecture, names):
-        context = published_context(scorer.context, each, session.target)
-        if (score := _score(session, scorer, each.drafter, context)) is not None:
-            score = replace(score, needs=Needs("exists", each.row.hub_id))
-            exist.append(Alternative(score, context))
+    found = found_for(session.target.name, session.target.architecture, names)
+    exist = [made for each in found if (made := _existing(session, each)) is not None]
     own = [each for each in exist if each.score.family == Independent.family]
     trained = [] if isinstance(scorer.acceptance, GivenAcceptance) else _trained(session, own)
     return sorted([*exist, *trained], key=lambda each: -each.score.ranked_by)
@@ -121,6 +117,14 @@ def context_of(context: AcceptanceContext, score: Score, target: TargetRef) -> A
     return context if found is None else published_context(context, found, target)
 
 
+def _existing(session: SearchSession, found: Found) -> Alternative | None:
+    context = published_context(session.scorer.context, found, session.target)
+    score = _score(session, session.scorer, found.drafter, context)
+    if score is None:
+        return None
+    return Alternative(replace(score, needs=Needs("exists", found.row.hub_id)), context)
+
+
 def _trained(session: SearchSession, siblings: Sequence[Alternative]) -> list[Alternative]:
     """What is soon made of something that exists, at its own cost, whatever the budget."""
     scorer, budget = session.scorer, session.scorer.context.budget
@@ -132,7 +136,8 @@ def _trained(session: SearchSession, siblings: Sequence[Alternative]) -> list[Al
     if best is not None and best.context.training == "shared" and best.score.needs is not None:
         drafter, hub_id = best.score.proposer, best.score.needs.hub_id or ""
         tuned = scorer.with_acceptance(_Tuned(scorer.acceptance), best.context)
-        if (score := _score(session, tuned, drafter, best.context)) is not None:
+        score = _score(session, tuned, drafter, best.context)
+        if score is not None:
             needs = replace(budget.cost(drafter.training_parameters, TUNING_TOKENS), init=hub_id)
             score = replace(score, needs=needs, assumed=TUNED)
             found.append(Alternative(score, best.context))

@@ -314,49 +314,55 @@ class _Asked:
     ) -> Scheduled:
         """The schedule of a draft (with its alpha, and tau by gamma), written to `folder`, and what
         the command says of it."""
-        scorer, device, facts = self.scorer, self.session.source.device, engine_facts(self.engine)
-        one_by_one = device.kind == "gpu" and not facts.batches
-        if one_by_one:
-            check_batch(facts, device, max(batch_sizes, default=1))
-        flight = self.session.scorer.workload.batch_size
-        # a schedule begins at batch size 1
-        sizes = sorted({1, *(batch_sizes or usual_batches(scorer, device))})
-        if flight <= sizes[-1]:
-            sizes = sorted({*sizes, flight})
-        points = schedule_points(scorer, *draft, device, sizes)
-        known = {point.batch_size: point for point in points}
-
-        def gamma_of(batch: int) -> int:
-            known.setdefault(batch, schedule_point(scorer, *draft, batch))
-            return known[batch].gamma
-
-        between = refined([(point.batch_size, point.gamma) for point in points], gamma_of)
-        chosen = merged([known[batch] for batch, _ in between], kept=flight)
-        most, largest = points[-1].batch_size, scorer.latency.largest_batch
-        note = f"{engine_title(self.engine)} runs one request at a time." if one_by_one else ""
-        if most < sizes[-1]:
-            over = next(size for size in sizes if size > most)
-            note = f"At batch size {over} the KV caches do not fit {device.key}."
-        elif not batch_sizes and largest is not None:
-            note = (
-                f"Passes were measured up to batch size {largest}; above {most} nothing is"
-                " predicted."
-            )
-        slow = [
-            str(each.batch_size) for each in points if each.speedup and each.speedup.value < 1.0
-        ]
-        if slow:
-            faster = "Without the draft loaded a server is faster at batch size"
-            note = f"{note} {faster} {', '.join(slow)}.".strip()
-        ranges = schedule_from_points(chosen)
-        schedule = GammaSchedule(ranges, tuple(points), self.engine, self.words)
+        schedule, note = _planned(self, draft, batch_sizes)
         save(folder / SCHEDULE_FILE, schedule)
         return Scheduled(
             run=self.session.run.path,
             schedule=schedule,
             note=note,
             as_engine=schedule_words(self.engine, self.drafter.family, schedule.ranges, gamma),
-            warning=facts.schedule_doubt,
+            warning=engine_facts(self.engine).schedule_doubt,
             adaptive=_adaptive(self, draft[0], draft[2], schedule),
             **who,
         )
+
+
+def _planned(
+    asked: _Asked,
+    draft: tuple[Draft, Estimate, dict[int, Estimate]],
+    batch_sizes: Sequence[int],
+) -> tuple[GammaSchedule, str]:
+    """The schedule, and what is to be noted of it."""
+    scorer, device, facts = asked.scorer, asked.session.source.device, engine_facts(asked.engine)
+    one_by_one = device.kind == "gpu" and not facts.batches
+    if one_by_one:
+        check_batch(facts, device, max(batch_sizes, default=1))
+    flight = asked.session.scorer.workload.batch_size
+    usual = usual_batches(scorer, device)
+    sizes = sorted({1, *(batch_sizes or usual)})  # a schedule begins at batch size 1
+    if flight <= sizes[-1]:
+        sizes = sorted({*sizes, flight})
+    points = schedule_points(scorer, *draft, device, sizes)
+    known = {point.batch_size: point for point in points}
+
+    def gamma_of(batch: int) -> int:
+        known.setdefault(batch, schedule_point(scorer, *draft, batch))
+        return known[batch].gamma
+
+    between = refined([(point.batch_size, point.gamma) for point in points], gamma_of)
+    chosen = merged([known[batch] for batch, _ in between], kept=flight)
+    most, largest = points[-1].batch_size, scorer.latency.largest_batch
+    note = f"{engine_title(asked.engine)} runs one request at a time." if one_by_one else ""
+    if most < sizes[-1]:
+        over = next(size for size in sizes if size > most)
+        note = f"At batch size {over} the KV caches do not fit {device.key}."
+    elif not batch_sizes and largest is not None:
+        note = (
+            f"Passes were measured up to batch size {largest}; above {most} nothing is predicted."
+        )
+    slow = [str(each.batch_size) for each in points if each.speedup and each.speedup.value < 1.0]
+    if slow:
+        listed = ", ".join(slow)
+        note = f"{note} Without the draft loaded a server is faster at batch size {listed}.".strip()
+    ranges = schedule_from_points(chosen)
+    return GammaSchedule(ranges, tuple(points), asked.engine, asked.words), note

@@ -1,10 +1,9 @@
-"""Trainings and confirmations of a search that several processes share, as files of its run folder,
-and where those processes run: on this machine, or as tasks of a Ray cluster.
+"""Trainings and confirmations of a search that several processes share, as tasks in its storage
+(`search.claims`), and where those processes run: on this machine, or as tasks of a Ray cluster.
 
-Who searches posts what is to be done next; whoever has joined takes a job by its lock
-(`runs.lock`), does it in the run's folder, which all must reach, and marks it done. A killed
-process loses its lock, and another one takes the job. The search holds the run's own lock, so that
-its helpers know when it ended.
+Who searches posts what is to be done next; whoever has joined takes a job, does it in the run's
+folder, which all must reach, and says so. What lies there finished is not done again, whatever a
+storage says. The search holds a claim of its own, so that its helpers know when it ended.
 
 A worker is `archsearch worker --run NAME` wherever it runs, the storage's URL in its environment.
 It needs the storage, and for trainings the run folder, at the same path on every machine.
@@ -13,14 +12,13 @@ It needs the storage, and for trainings the run folder, at the same path on ever
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Final, Literal
 
 from archsearch.architecture.architecture import Architecture
@@ -28,13 +26,14 @@ from archsearch.drafts.trainer import DraftTrainer
 from archsearch.errors import ArchsearchError
 from archsearch.files import digest
 from archsearch.progress import say
-from archsearch.records import load_or_note, save
-from archsearch.runs.lock import claimed, in_use
+from archsearch.records import as_data, from_data
+from archsearch.search.claims import Claims, Details
+from archsearch.search.storage import open_storage, storage_errors
 
 JobKind = Literal["short", "full", "confirm"]
-JOBS: Final = "jobs"
-JOB: Final = "job.json"
-DONE: Final = "done"
+JOBS: Final = "archsearch-jobs-{name}-{digest}"  # the study
+SEARCH: Final = "search"  # the claim of the process that posts
+TRAINING_GRACE_S: Final = 60.0  # a training holds its process more than scoring does
 POLL_S: Final = 0.5
 
 
@@ -58,72 +57,65 @@ class Job:
         return f"{self.kind}-{shape}-{self.tokens}-{self.seed}-{self.rank}-{self.prompts}"
 
 
-def train_job(job: Job, trainer: DraftTrainer) -> object:
-    """Do a training."""
-    label = job.shape.label()
+def train_job(job: Job, trainer: DraftTrainer) -> float:
+    """Do a training; the last alpha of its curve, or the draft's."""
     if job.kind == "short":
-        return trainer.train_short(job.shape, job.tokens, job.seed, label)
-    return trainer.train(job.shape, job.seconds, job.seed, label, tokens=job.tokens)
+        points = trainer.train_short(job.shape, job.tokens, job.seed, job.shape.label()).points
+        return points[-1][1] if points else 0.0
+    return trainer.train(
+        job.shape, job.seconds, job.seed, job.shape.label(), tokens=job.tokens
+    ).alpha.value
+
+
+def _job(details: Details) -> Job:
+    return from_data(Job, details["job"])
 
 
 class SharedWork:
-    """The jobs of one search, in the folder of its run: jobs/<key>/ holds job.json until somebody
-    has done it, then done. `done`: how many this process did."""
+    """The jobs of one search, in its storage. `created`: of its run, so that another run of that
+    name has jobs of its own."""
 
-    def __init__(self, run: Path) -> None:
-        self.run, self.done = run, 0
+    def __init__(
+        self, storage: str, name: str, created: str, *, grace_s: float = TRAINING_GRACE_S
+    ) -> None:
+        import optuna
 
-    def _folder(self, job: Job) -> Path:
-        return self.run / JOBS / job.key
+        with storage_errors(storage):
+            self.study = optuna.create_study(
+                storage=open_storage(storage),
+                study_name=JOBS.format(name=name, digest=digest(created)[:8]),
+                load_if_exists=True,
+            )
+        self.claims = Claims(self.study, grace_s=grace_s)
 
-    def _posted(self) -> list[Path]:
-        return list((self.run / JOBS).glob(f"*/{JOB}"))
-
-    def take_back(self) -> None:
-        """Nothing is to be done any more."""
-        for path in self._posted():
-            path.unlink(missing_ok=True)
-
-    def finish(self, jobs: Sequence[Job], do: Callable[[Job], object]) -> None:
-        """Do the jobs together with whoever has joined; returns when all are done. What is left
-        where this ends with an error is taken back."""
-
-        def left() -> list[Job]:
-            return [job for job in jobs if not (self._folder(job) / DONE).exists()]
-
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Say that the search lives, until the block ends. What it, or a killed one, posted and
+        nobody does is taken back."""
+        self.claims.withdraw()
         try:
-            for job in left():
-                save(self._folder(job) / JOB, job)
-            while waiting := left():
-                if not self._work(waiting, do):  # others are at the rest
-                    time.sleep(POLL_S)
+            with self.claims.hold(SEARCH):
+                yield
         finally:
-            self.take_back()
+            self.claims.withdraw()
 
-    def help_along(self, do: Mapping[JobKind, Callable[[Job], object]]) -> int:
+    def finish(self, jobs: Sequence[Job], do: Callable[[Job], float]) -> None:
+        """Do the jobs together with whoever has joined; returns when all are done."""
+        tasks = {job.key: {"job": as_data(job)} for job in jobs}
+        self.claims.finish(tasks, lambda details: do(_job(details)))
+
+    def help_along(self, do: Mapping[JobKind, Callable[[Job], float]]) -> int:
         """Do posted jobs of the kinds in `do` for as long as the search lives; how many were done
         here."""
         while True:
-            posted = (load_or_note(path, "job", Job, []) for path in self._posted())
-            able = [job for job in posted if job is not None and job.kind in do]
-            if self._work(able, lambda job: do[job.kind](job)):
-                continue
-            if not in_use(self.run):
-                return self.done
+            while self.claims.work(
+                lambda details: do[_job(details).kind](_job(details)),
+                lambda details: _job(details).kind in do,
+            ):
+                pass
+            if not self.claims.is_held(SEARCH):
+                return self.claims.done
             time.sleep(POLL_S)
-
-    def _work(self, jobs: Sequence[Job], do: Callable[[Job], object]) -> bool:
-        """Do one of the jobs that nobody is at; False where there is none."""
-        for job in random.sample(jobs, len(jobs)):  # others look at the same ones
-            folder = self._folder(job)
-            with claimed(folder, f"archsearch, {job.kind}") as mine:
-                if mine and (folder / JOB).exists():
-                    do(job)
-                    (folder / DONE).touch()
-                    (folder / JOB).unlink(missing_ok=True)
-                    self.done += 1
-                    return True
-        return False
 
 
 ExecutorName = Literal["local", "ray"]

@@ -5,7 +5,7 @@ Who starts a search announces it: a study of its own in the storage holds the ar
 that it began with and what the user's text covers. A worker reads that, makes the same scorer and
 asks the same Optuna studies for shapes (`search.samplers`); one that prices shapes otherwise
 (another profile, another version) is refused. Where it reaches the folder of a search that trains,
-it then takes trainings and confirmations (`pipeline.shared_work`).
+it then claims trainings and confirmations (`pipeline.shared_work`).
 
 Whoever wants to look on has Optuna's own dashboard on the studies of a run (`archsearch
 dashboard`).
@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -163,7 +163,7 @@ def join(
             )
         shared = _shared_folder(notice, folder)
         result = score_spaces(session)
-        trained = 0 if shared is None else _train_along(notice, session, shared)
+        trained = 0 if shared is None else _train_along(notice, storage, session, shared, name)
     return {
         "run": name,
         "folder": None if shared is None else str(shared),
@@ -190,28 +190,32 @@ def _shared_folder(notice: Announced, folder: Path | None) -> Path | None:
     return path
 
 
-def _train_along(notice: Announced, session: SearchSession, folder: Path) -> int:
-    """Do trainings of the search, and confirmations where this is the device that it is for; how
+def _train_along(
+    notice: Announced, storage: str, session: SearchSession, folder: Path, name: str
+) -> int:
+    """Claim trainings of the search, and confirmations where this is the device that it is for; how
     many jobs were done."""
     asked, cores = int(os.environ.get("OMP_NUM_THREADS") or 0), session.source.threads
     request = replace(session.request, **dict[str, Any](notice.files))
     there = replace(session, request=request, run=open_run(folder))
     trainer = there.trainer(min(cores, asked) if cores and asked else cores)
 
-    def train(job: Job) -> object:
+    def train(job: Job) -> float:
         trainer.texts.reread()  # more may have been written since the last one
         return train_job(job, trainer)
 
-    able: dict[JobKind, Callable[[Job], object]] = {"short": train, "full": train}
+    able: dict[JobKind, Callable[[Job], float]] = {"short": train, "full": train}
     if can_confirm_beside(session):
         able["confirm"] = lambda job: confirm_job(SearchSession.reopen(folder), job, trainer)
-    return SharedWork(folder).help_along(able)
+    return SharedWork(storage, name, notice.created).help_along(able)
 
 
-def confirm_job(session: SearchSession, job: Job, trainer: DraftTrainer) -> object:
-    """Run a rank of the search in the engine."""
-    count = job.prompts
-    return confirm_rank(session, job.rank, trainer=trainer, prompt_count=count, stopping=False)
+def confirm_job(session: SearchSession, job: Job, trainer: DraftTrainer) -> float:
+    """Run a rank of the search in the engine; its measured speed-up."""
+    found = confirm_rank(
+        session, job.rank, trainer=trainer, prompt_count=job.prompts, stopping=False
+    )
+    return found.speedup.value
 
 
 def can_confirm_beside(session: SearchSession) -> bool:
@@ -274,21 +278,23 @@ def workers_beside(session: SearchSession) -> Iterator[SharedWork | None]:
     # what is wrong with it is said before anything is announced
     executor = make_executor(request.executor, gpu)
     name = announce(session, storage)
-    shared = SharedWork(session.run.path) if request.confirm else None
-    if shared is not None:
-        shared.take_back()  # what a killed one had posted
-    try:
-        on_cpu = session.source.device.kind == "cpu"
-        gpus = [] if on_cpu else [gpu.uuid for gpu in visible_gpus() if gpu.uuid]
-        for number in range(1, request.workers):
-            environment = {STORAGE_VARIABLE: storage, "OMP_NUM_THREADS": "1"}
-            if len(gpus) > 1:  # one each; the first stays with who began
-                environment["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
-            executor.start(["worker", "--run", name], environment)
-        yield shared
-    finally:
-        for words in executor.stop():
-            say(f"a worker ended early: {words}")
+    with ExitStack() as stack:
+        shared = None
+        if request.confirm:
+            shared = SharedWork(storage, name, session.run.info["created"])
+            stack.enter_context(shared.held())
+        try:
+            on_cpu = session.source.device.kind == "cpu"
+            gpus = [] if on_cpu else [gpu.uuid for gpu in visible_gpus() if gpu.uuid]
+            for number in range(1, request.workers):
+                environment = {STORAGE_VARIABLE: storage, "OMP_NUM_THREADS": "1"}
+                if len(gpus) > 1:  # one each; the first stays with who began
+                    environment["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
+                executor.start(["worker", "--run", name], environment)
+            yield shared
+        finally:
+            for words in executor.stop():
+                say(f"a worker ended early: {words}")
 
 
 def serve_dashboard(

@@ -1,5 +1,4 @@
-"""One process at a time writes into a run folder, or does a job of it; a second one is refused and
-named the first.
+"""One process at a time writes into a run folder; a second one is refused and named the first.
 
 The lock is the kernel's (flock), which dies with its process, so a killed one leaves nothing to
 clear. The file says who holds it, and is touched while it is held: on a file system whose locks do
@@ -28,29 +27,20 @@ FRESH_S: Final = 60.0
 
 @contextmanager
 def run_lock(folder: Path, what: str = "archsearch") -> Iterator[None]:
-    """`claimed`; raises ArchsearchError, with its process and machine, while another one has it."""
-    with claimed(folder, what) as mine:
-        if not mine:
+    """Hold the folder for `what` (the command). Raises ArchsearchError, with its process and
+    machine, while another one does; a folder that cannot be written is left to who writes into
+    it."""
+    try:
+        handle = (folder / LOCK_FILE).open("a+", encoding="utf-8")
+    except OSError:
+        yield
+        return
+    with handle:
+        if not locked(handle) or _elsewhere(folder):
             raise ArchsearchError(
                 f"run {folder} is in use by {_holder(folder)}; wait for it, stop it, or choose"
                 " another --run"
             )
-        yield
-
-
-@contextmanager
-def claimed(folder: Path, what: str) -> Iterator[bool]:
-    """Hold the folder for `what` (the command); False while another process does. A folder that
-    cannot be written is left to who writes into it."""
-    try:
-        handle = (folder / LOCK_FILE).open("a+", encoding="utf-8")
-    except OSError:
-        yield True
-        return
-    with handle:
-        if not locked(handle) or _elsewhere(folder):
-            yield False
-            return
         stop = threading.Event()
         thread = threading.Thread(target=_touch, args=(folder / LOCK_FILE, stop), daemon=True)
         try:
@@ -64,7 +54,7 @@ def claimed(folder: Path, what: str) -> Iterator[bool]:
                 },
             )
             thread.start()
-            yield True
+            yield
         finally:
             stop.set()
             if thread.ident is not None:
@@ -72,16 +62,12 @@ def claimed(folder: Path, what: str) -> Iterator[bool]:
             _write(handle, None)
 
 
-def in_use(folder: Path) -> bool:
-    """Whether a process holds the folder; one that was killed is taken to for FRESH_S."""
-    if _read(folder) is None:
-        return False
-    return abs(time.time() - (folder / LOCK_FILE).stat().st_mtime) < FRESH_S
-
-
 def _elsewhere(folder: Path) -> bool:
     """Whether a process of another machine touched the lock a moment ago."""
-    return (_read(folder) or {}).get("host") != socket.gethostname() and in_use(folder)
+    known = _read(folder)
+    if known is None or known.get("host") == socket.gethostname():
+        return False
+    return abs(time.time() - (folder / LOCK_FILE).stat().st_mtime) < FRESH_S
 
 
 def _holder(folder: Path) -> str:

@@ -19,10 +19,9 @@ from archsearch.cli import main
 from archsearch.errors import ArchsearchError
 from archsearch.pipeline.scoring import score_spaces
 from archsearch.pipeline.session import SearchSession
-from archsearch.pipeline.shared_work import Job
+from archsearch.pipeline.shared_work import Job, SharedWork
 from archsearch.pipeline.workers import announce, announced, join
-from archsearch.records import save
-from archsearch.runs.lock import run_lock
+from archsearch.records import as_data
 from archsearch.workload import WorkloadRequest
 from tests.cli.commands import call, last_json, refused
 
@@ -110,14 +109,17 @@ def test_a_worker_trains_along_in_the_runs_folder(world: Path) -> None:
     name = announce(session, storage)
     ranked = score_spaces(session).best
     jobs = [Job("short", score.architecture, 200) for score in ranked[:2]]
+    work = SharedWork(storage, name, session.run.info["created"])
     joined: list[dict[str, object]] = []
-    with run_lock(session.run.path):
+    with work.held():
         posted = [*jobs, Job("confirm", ranked[0].architecture, rank=1)]
-        for job in posted:
-            save(session.run.path / "jobs" / job.key / "job.json", job)
+        work.claims.post({job.key: {"job": as_data(job)} for job in posted})
         thread = threading.Thread(target=lambda: joined.append(join(storage, name)))
         thread.start()
-        while thread.is_alive() and len(list(session.run.path.glob("jobs/*/done"))) < 2:
+        while (
+            thread.is_alive()
+            and sum(trial.state.name == "COMPLETE" for trial in work.study.trials) < 2
+        ):
             time.sleep(0.1)
     thread.join()
     assert joined[0]["trained_here"] == 2 and joined[0]["folder"] == str(session.run.path.resolve())
@@ -125,7 +127,7 @@ def test_a_worker_trains_along_in_the_runs_folder(world: Path) -> None:
         assert (
             trainer.train_short(job.shape, job.tokens).tokens >= 200
         )  # read, not trained: the folder has its curve
-    assert len(list(session.run.path.glob("jobs/*/job.json"))) == 1  # what it cannot do
+    assert not [trial for trial in work.study.trials if not trial.state.is_finished()]
 
 
 def test_all_shapes_are_scored_and_said(tmp_path: Path) -> None:

@@ -19,20 +19,20 @@ import pytest
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
-from archsearch.pipeline import shared_work, workers
+from archsearch.pipeline import workers
 from archsearch.pipeline.climb.trainings import train_alike
-from archsearch.pipeline.shared_work import Job, SharedWork
-from archsearch.records import as_data, from_data, save
-from archsearch.runs.lock import LOCK_FILE, in_use, run_lock
+from archsearch.pipeline.shared_work import SEARCH, Job, SharedWork
+from archsearch.records import as_data, from_data
 from archsearch.runs.run import create_run
 from tests.doubles.world import TINY
 
 SHAPES = [TINY.replace(num_hidden_layers=layers) for layers in range(1, 7)]
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_work, "POLL_S", 0.05)
+def work(folder: Path, grace_s: float = 5.0) -> SharedWork:
+    found = SharedWork(str(folder / "journal.log"), "a", "today", grace_s=grace_s)
+    found.claims.beat_s = 0.1
+    return found
 
 
 def jobs(tokens: int) -> list[Job]:
@@ -60,8 +60,8 @@ def test_a_job_is_read_back_as_it_was_written() -> None:
 def test_two_rounds_are_shared_and_the_helper_leaves_with_the_search(tmp_path: Path) -> None:
     mine: list[tuple[Architecture, int]] = []
     others: list[tuple[Architecture, int]] = []
-    search, helper = SharedWork(tmp_path), SharedWork(tmp_path)
-    with run_lock(tmp_path):
+    search, helper = work(tmp_path), work(tmp_path)
+    with search.held():
         thread = threading.Thread(target=helper.help_along, args=({"short": slowly(others)},))
         thread.start()
         for tokens in (10, 20):
@@ -71,19 +71,19 @@ def test_two_rounds_are_shared_and_the_helper_leaves_with_the_search(tmp_path: P
     assert not thread.is_alive()
     assert len(mine) + len(others) == len({*mine, *others}) == 2 * len(SHAPES)
     assert mine and others
-    again = SharedWork(tmp_path)  # the same search, begun again: nothing is left to do
-    with run_lock(tmp_path):
+    again = work(tmp_path)  # the same search, begun again: nothing is left to do
+    with again.held():
         again.finish(jobs(20), slowly(mine))
     assert len(mine) + len(others) == 2 * len(SHAPES)
-    assert not list(tmp_path.glob("jobs/*/job.json"))
+    assert not [trial for trial in again.study.trials if not trial.state.is_finished()]
 
 
 def test_kinds_that_a_helper_cannot_do_are_left_to_others(tmp_path: Path) -> None:
-    helper = SharedWork(tmp_path)
+    search, helper = work(tmp_path), work(tmp_path)
     done: list[tuple[Architecture, int]] = []
-    with run_lock(tmp_path):
+    with search.held():
         job = Job("confirm", SHAPES[0], rank=1, prompts=4)
-        save(tmp_path / "jobs" / job.key / "job.json", job)
+        search.claims.post({job.key: {"job": as_data(job)}})
         thread = threading.Thread(target=helper.help_along, args=({"short": slowly(done)},))
         thread.start()
         time.sleep(0.3)
@@ -95,78 +95,45 @@ def test_a_job_that_fails_is_given_back_at_once(tmp_path: Path) -> None:
     def fail(job: Job) -> float:
         raise OSError(28, "No space left on device")
 
-    search = SharedWork(tmp_path)
-    with run_lock(tmp_path), pytest.raises(OSError, match="No space left"):
+    search = work(tmp_path, grace_s=600.0)
+    with search.held(), pytest.raises(OSError, match="No space left"):
         search.finish(jobs(10)[:1], fail)
+    (claim,) = [trial for trial in search.study.trials if trial.user_attrs.get("job")]
+    assert claim.state.name == "FAIL" and claim.user_attrs["closed"].startswith("OSError in ")
     done: list[tuple[Architecture, int]] = []
+    start = time.monotonic()
     search.finish(jobs(10)[:1], slowly(done))
-    assert done == [(SHAPES[0], 10)]
+    assert done == [(SHAPES[0], 10)] and time.monotonic() - start < 300
 
 
-WORKER = textwrap.dedent(
+HOLD = textwrap.dedent(
     """
-    import sys, time
-    from pathlib import Path
-    from archsearch.pipeline import shared_work
-    from archsearch.runs.lock import run_lock
-    from tests.pipeline.test_shared_work import SHAPES, jobs
-    shared_work.POLL_S, folder = 0.05, Path(sys.argv[1])
-    work = shared_work.SharedWork(folder)
-
-    def do(job):
-        time.sleep(0.3)
-        with open(folder / "did.txt", "a") as file:
-            file.write(job.key + chr(10))
-
-    print("ready", flush=True)
-    if sys.argv[2] == "posts":
-        with run_lock(folder):
-            for tokens in (10, 20, 30):
-                work.finish(jobs(tokens), do)
-    else:
-        print(work.help_along({"short": do}))
+    import sys
+    from archsearch.architecture.architecture import Architecture
+    from archsearch.pipeline.shared_work import Job, SharedWork
+    work = SharedWork(sys.argv[1], "a", "today", grace_s=2.0)
+    work.claims.beat_s = 0.1
+    with work.held():
+        print("held", flush=True)
+        sys.stdin.read()
     """
 )
 
 
-def start(folder: Path, role: str) -> subprocess.Popen[str]:
+def test_a_search_that_was_killed_is_noticed(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", WORKER, str(folder), role],
+        [sys.executable, "-c", HOLD, str(tmp_path / "journal.log")],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    return process
-
-
-def test_a_helper_that_is_killed_loses_its_job_to_another(tmp_path: Path) -> None:
-    search = start(tmp_path, "posts")
-    killed = start(tmp_path, "helps")
-    locks = [tmp_path / "jobs" / job.key / LOCK_FILE for job in jobs(10)]
-    while search.poll() is None:
-        if any(f'"pid": {killed.pid},' in lock.read_text() for lock in locks if lock.exists()):
-            break
-        time.sleep(0.01)
-    os.kill(killed.pid, signal.SIGKILL)
-    killed.communicate()
-    _, errors = search.communicate()
-    assert search.returncode == 0, errors
-    did = (tmp_path / "did.txt").read_text().split()
-    assert sorted(did) == sorted(job.key for tokens in (10, 20, 30) for job in jobs(tokens))
-
-
-def test_a_search_that_was_killed_is_noticed(tmp_path: Path) -> None:
-    search = start(tmp_path, "posts")
-    while not in_use(tmp_path):
-        time.sleep(0.01)
-    os.kill(search.pid, signal.SIGKILL)
-    search.communicate()
-    assert in_use(tmp_path), "for a minute: on another machine nobody knows better"
-    os.utime(tmp_path / LOCK_FILE, (time.time() - 300, time.time() - 300))
-    assert SharedWork(tmp_path).help_along({}) == 0
-    SharedWork(tmp_path).take_back()  # who begins again
-    assert not list(tmp_path.glob("jobs/*/job.json"))
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    helper = work(tmp_path, grace_s=1.0)
+    assert helper.claims.is_held(SEARCH)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert helper.help_along({}) == 0  # returns once the counter has stood still for the grace
+    assert not helper.claims.is_held(SEARCH)
 
 
 def test_finalists_are_trained_together_and_measured_once_more(tmp_path: Path) -> None:
@@ -205,8 +172,8 @@ def test_finalists_are_trained_together_and_measured_once_more(tmp_path: Path) -
                 alpha=SimpleNamespace(value=0.5), architecture=arch, tokens=tokens, stopped=""
             )
 
-    search = SharedWork(tmp_path)
-    with run_lock(tmp_path):
+    search = work(tmp_path)
+    with search.held():
         drafts = train_alike(Trainer(), SHAPES[:2], 100, lambda: 30.0, 0, search)
     assert sorted(trained) == ["1 for 31 s", "2 for 31 s"], (
         "each has all the time that is left, not a part of it"

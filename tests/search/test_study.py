@@ -2,9 +2,6 @@
 
 import os
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import optuna
 import pytest
@@ -15,7 +12,7 @@ from archsearch.search.exact import rank_alone
 from archsearch.search.objective import Scorer
 from archsearch.search.space import Limits, SearchSpace, load_space
 from archsearch.search.storage import identity_of, study_name
-from archsearch.search.study import How, SearchResult, open_storage, search
+from archsearch.search.study import How, open_storage, search
 from archsearch.workload import Workload
 
 
@@ -352,24 +349,3 @@ def test_a_torn_last_line_is_dropped(make_scorer, small_space, tmp_path):
     open_storage(path)
     assert path.read_bytes() == whole
     assert search(small_space, make_scorer(), trials=5, storage=path).finished == 5
-
-
-def test_processes_that_ask_one_study_score_no_shape_twice(
-    make_scorer: Callable[..., Scorer], small_space: SearchSpace, tmp_path: Path
-) -> None:
-    def both() -> SearchResult:
-        how = How("random", shared=True)
-        return search(
-            small_space, make_scorer(), trials=40, seed=3, storage=tmp_path / "j.log", how=how
-        )
-
-    with ThreadPoolExecutor(2) as pool:
-        one, other = pool.map(lambda _: both(), range(2))
-    scored = one.scored_here + other.scored_here
-    assert 40 <= scored <= 42, "what both are at when the last one is done"
-    assert all(40 <= result.finished <= scored for result in (one, other))
-    again = both()
-    assert again.scored_here == 0 and again.finished == scored
-    assert again.best[0].worth == max(one.best[0].worth, other.best[0].worth), (
-        "nothing that the study holds is passed over"
-    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -38,7 +39,6 @@ CASES: Final[tuple[Case, ...]] = (
 )
 CONTEXT: Final = 128
 TOKENS: Final = 20
-ROUNDS: Final = 3
 ATTEMPTS: Final = 2
 SMALLEST_STD_S: Final = 1e-6  # no clock and no probe is surer of a difference
 
@@ -127,28 +127,44 @@ class _Trial:
 
 
 def measure_overhead(
-    bench: CpuBench, target: Architecture, dtype: str, *, progress: Progress = silent
+    bench: CpuBench,
+    target: Architecture,
+    dtype: str,
+    *,
+    rounds: int = 3,
+    progress: Progress = silent,
 ) -> list[Measurement]:
     """Rows of kind `engine` for transformers: seconds beyond the forward passes, per plain token
     (gamma 0) and per round, for each of GAMMAS with drafts of each of DRAFT_LAYERS; each a
     difference, stored as it is, with its std.
 
-    Plain and speculative generations alternate ROUNDS times, each divided by the probe run just
+    Plain and speculative generations alternate `rounds` times, each divided by the probe run just
     before and after it. Cases further below zero than their noise explains are measured once more,
     and left out where that does not help.
     """
     trial = _Trial(bench, target, dtype)
+    return measured_rows(trial.measure, trial.row, rounds, progress)
+
+
+def measured_rows(
+    measure: Callable[[Case, _Timings], None],
+    row_of: Callable[[Case, _Timings], Measurement],
+    rounds: int,
+    progress: Progress = silent,
+) -> list[Measurement]:
+    """A row for each of CASES that noise alone explains, `measure`d `rounds` times in turn; the
+    others get a second chance."""
     rows: dict[Case, Measurement] = {}
     todo: list[Case] = list(CASES)
     for attempt in range(ATTEMPTS):
         timings = {case: _Timings() for case in todo}
         # Cases take turns, so that cycles and the passes they are made of feel the same machine.
         what = "engine overhead, disturbed cases again" if attempt else "engine overhead"
-        for step, case in enumerate(list(todo) * ROUNDS):
-            planned = ROUNDS * len(todo)
+        for step, case in enumerate(list(todo) * rounds):
+            planned = rounds * len(todo)
             progress(f"{what} {step + 1}/{planned}", float(step), float(planned))
-            trial.measure(case, timings[case])
-        rows |= {case: trial.row(case, times) for case, times in timings.items()}
+            measure(case, timings[case])
+        rows |= {case: row_of(case, times) for case, times in timings.items()}
         todo = [case for case, row in rows.items() if row.impossible]
         if not todo:
             break

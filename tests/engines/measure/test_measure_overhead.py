@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
 
 import pytest
 
-from archsearch.engines.measure import overhead
-from archsearch.engines.measure.overhead import CASES, ROUNDS, Case, _Timings, measure_overhead
+from archsearch.engines.measure.overhead import CASES, Case, _Timings, measured_rows
 from archsearch.profiles import Measurement, freeze_shape
 
 
@@ -43,7 +41,7 @@ def test_a_difference_keeps_its_sign_and_knows_its_std() -> None:
 
 @pytest.mark.parametrize("always", [False, True])
 def test_a_disturbed_case_has_a_second_chance(
-    always: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    always: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The passes of one case are timed while something else runs: the difference lies far below
     zero."""
@@ -51,17 +49,14 @@ def test_a_disturbed_case_has_a_second_chance(
 
     def measure(case: Case, times: _Timings) -> None:
         calls[case] = calls.get(case, 0) + 1
-        slow = case == (7, 1) and (always or calls[case] <= ROUNDS)
+        slow = case == (7, 1) and (always or calls[case] <= 2)
         times.cycles += around(12e-3)
         times.target += around(50e-3 if slow else 10e-3)
         times.first += around(0.1e-3)
         times.later += around(0.1e-3)
 
-    trial = SimpleNamespace(measure=measure, row=row_of)
-    monkeypatch.setattr(overhead, "_Trial", lambda *_: trial)
     with caplog.at_level(logging.WARNING):
-        rows = measure_overhead(None, None, "float32")
-    others = {count for case, count in calls.items() if case != (7, 1)}
-    assert calls[7, 1] == 2 * ROUNDS and others == {ROUNDS}
+        rows = measured_rows(measure, row_of, 2)
+    assert calls[7, 1] == 4 and all(count == 2 for case, count in calls.items() if case != (7, 1))
     assert len(rows) == len(CASES) - always and all(0.5e-3 < row.median_s < 2.5e-3 for row in rows)
     assert ("gamma 7" in caplog.text) == always
