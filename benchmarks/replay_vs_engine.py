@@ -6,7 +6,7 @@
 For each draft: one teacher-forced pass over the text that the target wrote gives a trace; replayed,
 it predicts tau at every gamma. Then transformers' assisted generation runs the same prompts at each
 gamma, float32, and counts its rounds. Both count whole rounds in the same way
-(`engines.child.answers.whole_rounds`): a round is left out when max_new_tokens leaves it less
+(`engines.child.answers.drafting_rounds`): a round is left out when max_new_tokens leaves it less
 room than gamma + 1 tokens, or when it writes the end token.
 
 Greedy: the engine writes the same text as the target alone but for ties that a pass over 1 token

@@ -85,9 +85,8 @@ def test_a_row_is_whole(row: EngineFacts) -> None:
 def test_an_engine_that_runs_says_what_its_row_says() -> None:
     for name in ("transformers", "vllm", "openvino", "llama.cpp"):
         engine, row = load(ENGINES[name].make)(EngineSettings(), None), ENGINES[name]
-        assert (engine.name, engine.concurrent, engine.synthesises, engine.schedules) == (
+        assert (engine.name, engine.synthesises, engine.schedules) == (
             name,
-            row.batches,
             row.synthesises,
             row.schedules,
         )

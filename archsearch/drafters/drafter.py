@@ -201,9 +201,14 @@ class Drafter(ABC):
         own = workload.draft_bytes if self.trains else workload.dtype_bytes
         return self.weight_bytes(own) + cache
 
+    @property
+    def most(self) -> int | None:
+        """Tokens that it can draft in a round; None: any number."""
+        return None
+
     def gammas(self, asked: Sequence[int]) -> tuple[int, ...]:
         """Those of `asked` that it can draft."""
-        return tuple(asked)
+        return tuple(gamma for gamma in asked if self.most is None or gamma <= self.most)
 
     @abstractmethod
     def label(self) -> str:

@@ -140,7 +140,7 @@ class ChainHead(FeatureDrafter):
     tree: Tree | None = None
 
     def gammas(self, asked: Sequence[int]) -> tuple[int, ...]:
-        return tuple(asked) if self.tree is None else (self.tree.steps,)
+        return super().gammas(asked) if self.tree is None else (self.tree.steps,)
 
     def plan(self, rows: RoundRows) -> RoundPlan:
         """The first pass, then gamma - 1 steps; of a tree each runs the `topk` rows that it goes on
@@ -231,9 +231,6 @@ class PEagle(FeatureDrafter):
     def _own_rows(cls) -> bool:
         return True
 
-    def gammas(self, asked: Sequence[int]) -> tuple[int, ...]:
-        return tuple(gamma for gamma in asked if gamma <= self.most)
-
 
 @dataclass(frozen=True)
 class DFlash(FeatureDrafter):
@@ -264,8 +261,9 @@ class DFlash(FeatureDrafter):
             made.architecture, made.target_hidden_size, made.states, made.own_embedding, block
         )
 
-    def gammas(self, asked: Sequence[int]) -> tuple[int, ...]:
-        return tuple(gamma for gamma in asked if gamma < self.block)
+    @property
+    def most(self) -> int:
+        return self.block - 1
 
     def label(self) -> str:
         return f"{super().label()} block {self.block}"
@@ -309,8 +307,9 @@ class Medusa(Drafter):
     def published(cls, row: PublishedDrafter, target: Architecture) -> Self:
         return cls(target, dict(row.changes).get("heads", USUAL_HEADS))
 
-    def gammas(self, asked: Sequence[int]) -> tuple[int, ...]:
-        return tuple(gamma for gamma in asked if gamma <= self.heads)
+    @property
+    def most(self) -> int:
+        return self.heads
 
     def plan(self, rows: RoundRows) -> RoundPlan:
         """gamma heads on the last accepted row of each sequence, one after the other (vLLM loops

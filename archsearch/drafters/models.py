@@ -3,7 +3,6 @@ target's own first layers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -92,9 +91,6 @@ class Pard(OwnModel):
     rounds = "parallel_draft"
     acceptance = "parallel_draft"
     training_rows = PARALLEL_ROWS
-
-    def gammas(self, asked: Sequence[int]) -> tuple[int, ...]:
-        return tuple(gamma for gamma in asked if gamma <= self.most)
 
     def plan(self, rows: RoundRows) -> RoundPlan:
         """One pass of 2 gamma + 1 tokens a sequence, gamma rows of logits (vLLM,

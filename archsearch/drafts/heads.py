@@ -145,6 +145,10 @@ class TrainedHead:
         return self.record.heldout.conditional
 
     @property
+    def taus(self) -> dict[int, Estimate]:
+        return {gamma: replay.estimate() for gamma, replay in self.replays.items()}
+
+    @property
     def alpha(self) -> Estimate:
         """Of its first token, with the std of counting."""
         first, judged = self.conditional[0], self.record.heldout.judged

@@ -31,7 +31,6 @@ from archsearch.records import as_data, load, save
 from archsearch.search.objective import Score
 from archsearch.speedup import alpha_of_divergence
 from archsearch.text.prompt_set import PromptSet
-from archsearch.training.curves import alpha_points
 from archsearch.training.settings import CurvePoint, DistillConfig, DistillResult
 
 if TYPE_CHECKING:
@@ -189,7 +188,7 @@ class DraftTrainer:
             result.tokens,
             result.seconds,
             result.tokens_per_s,
-            tuple((point.tokens, point.alpha) for point in alpha_points(result.alpha_curve)),
+            tuple((point.tokens, point.value) for point in looks),
             looks[-1].hits if looks else (),
             result.heldout_tokens,
             time.monotonic() - start,

@@ -207,17 +207,13 @@ class Engine(Protocol):
     """One way to run speculative decoding for real. `name` and `version` identify the engine in
     results.
 
-    `concurrent`: the prompts of one `generate` call run together (continuous batching), not one
-    after the other; `synthesises`: it can accept by chance; `schedules`: it can take gamma by batch
-    size.
+    `synthesises`: it can accept by chance; `schedules`: it can take gamma by batch size.
     """
 
     @property
     def name(self) -> str: ...
     @property
     def version(self) -> str: ...
-    @property
-    def concurrent(self) -> bool: ...
     @property
     def synthesises(self) -> bool: ...
     @property

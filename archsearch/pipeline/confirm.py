@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from archsearch.acceptance.measured import Trace
 from archsearch.architecture.architecture import Architecture
-from archsearch.drafts.records import load_trained
+from archsearch.drafts.records import TrainedDraft, load_trained
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import engine_facts
 from archsearch.engines.engine import EnginePrompt, ModelSource, Sampling
@@ -52,7 +52,6 @@ from archsearch.pipeline.in_engine import (
     mid_answer,
     profile_first,
     random_draft,
-    serving_scorer,
     write_shape,
 )
 from archsearch.pipeline.schedule import Rates, acceptance_of, schedule_points
@@ -105,7 +104,7 @@ class _Case:
         score = run.score(rank)
         check_independent(score, "confirming", run.path)
         check_choice(bench.choice, name, **asked)
-        scorer, words = serving_scorer(bench.session, name, bench.dtype, bench.draft_dtype)
+        scorer, words = bench.scorer()
         engine_facts(name).check_draft(score.architecture, scorer.workload.tensor_parallel)
         bench = replace(bench, largest=score.architecture)
         return cls(bench, rank, score, run.best_dir(rank), scorer, words)
@@ -188,18 +187,16 @@ def confirm_rank(
     held-out text; and once more with the tau that the engine counted, which leaves the latency's
     error. Raises MissingDataError for a rank without weights.
     """
-    run = session.run
-    check_independent(run.score(rank), "confirming", run.path)
-    if not has_weights(run.best_dir(rank)):
-        raise MissingDataError(
-            f"rank {rank} of {run.path} has no weights; train it (archsearch train {run.path}"
-            f" --rank {rank}), or prove its shape without (archsearch confirm {run.path} --rank"
-            f" {rank} --synthetic)"
-        )
+    check_independent(session.run.score(rank), "confirming", session.run.path)
+    named = f"{session.run.path} --rank {rank}"
+    advice = (
+        f"train it (archsearch train {named}), or prove its shape without (archsearch confirm"
+        f" {named} --synthetic)"
+    )
+    trained = trained_of(session, rank, advice)
     check_weights(session.target)
     case = _Case.of(Bench(session, choice or EngineChoice(), trainer), rank)
     bench = case.bench
-    trained = load_trained(case.shape, case.folder)
     check_tokenizer(bench.trainer.tokenizer, case.folder)
     count = prompt_count or session.request.confirm_prompts
     asked = confirming_prompts(bench.trainer, prompts, count)
@@ -255,8 +252,16 @@ def confirm_rank(
     )
     result = _kept(case, result, trained.alpha)
     write_engines(session)
-    write_report(run)
+    write_report(session.run)
     return result
+
+
+def trained_of(session: SearchSession, rank: int, advice: str) -> TrainedDraft:
+    """The draft of a rank. MissingDataError, with `advice`, where it has no weights."""
+    run, folder = session.run, session.run.best_dir(rank)
+    if not has_weights(folder):
+        raise MissingDataError(f"rank {rank} of {run.path} has no weights; {advice}")
+    return load_trained(run.score(rank).architecture, folder)
 
 
 def answers_of(session: SearchSession) -> Sampling:
@@ -451,8 +456,7 @@ def confirm_load(
         common = known.rates[max([*gammas, largest_gamma(ranges, 0)])]
         rates = {gamma: common[:gamma] for gamma in known.rates if gamma <= len(common)}
         known = replace(known, rates=rates)
-    dummy = synthetic and not can_run(bench.name, session.target)
-    target, draft = _models(case, synthetic, dummy)
+    target, draft, dummy = _models(case, synthetic)
     variants = _variants(known, gammas, draft, ranges)
     vocabulary, tokens = case.scorer.target.vocab_size, request.tokens
     asked = (
@@ -557,19 +561,19 @@ def _gammas(
     return gammas
 
 
-def _models(case: _Case, synthetic: bool, dummy: bool) -> tuple[ModelSource, ModelSource]:
-    """Target and draft: a draft with random weights where acceptance is synthetic, a shape alone
-    where the engine makes the target's weights up (`dummy`)."""
+def _models(case: _Case, synthetic: bool) -> tuple[ModelSource, ModelSource, bool]:
+    """Target and draft, with random weights where acceptance is synthetic, and whether the target
+    is a shape alone, whose weights the engine makes up."""
     session, bench, base = case.session, case.bench, case.session.run.path / "engine"
     if not synthetic:
         check_weights(session.target)
-        return bench.target(case.dtype), bench.draft(case.folder, case.dtype)
+        return bench.target(case.dtype), bench.draft(case.folder, case.dtype), False
     # outside this process the whole vocabulary
     shape = case.shape if bench.inside else case.shape.replace(draft_vocab_size=None)
     draft = random_draft(shape, case.dtype, base, load=bench.inside)
-    if dummy:
-        return write_shape(session.target.architecture, base / "target"), draft
-    return bench.target(case.dtype), draft
+    if can_run(bench.name, session.target):
+        return bench.target(case.dtype), draft, False
+    return write_shape(session.target.architecture, base / "target"), draft, True
 
 
 def _variants(

@@ -72,15 +72,10 @@ def export_rank(
     scheduled = gamma_at(planned.ranges, int(run.arguments.get("batch_size") or 1))
     gamma = gamma or scheduled or (record.confirmed or candidate.score).gamma
     full_head = _full_head(run, candidate, gamma, scheduled=bool(planned.ranges))
-    source = _source(run, candidate.folder, gamma, planned, record, INDEPENDENT)
-    ref, gguf = resolve_target(run.arguments["target"]), any(engine_facts(e).gguf for e in engines)
-    target = replace(
-        source.target,
-        tokenizer=None if has_tokenizer(candidate.folder) else _target_tokenizer(ref),
-        gguf=_target_gguf(ref) if gguf else None,
+    draft = ExportSource(
+        candidate.folder, gamma, planned, record=record, full_head=full_head, stops=stops
     )
-    dtype = draft_dtype or source.gguf_dtype
-    source = replace(source, target=target, full_head=full_head, stops=stops, gguf_dtype=dtype)
+    source = _beside_target(draft, run, engines, draft_dtype)
     note = _head_note(candidate, str(source.dtype), full_head)
     if not candidate.has_weights:
         note = f"It holds a shape without weights; to train it: {train}. {note}"
@@ -99,20 +94,24 @@ def export_rank(
     }
 
 
-def _source(
-    run: Run, folder: Path, gamma: int, schedule: GammaSchedule, record: DraftRecord, family: str
+def _beside_target(
+    draft: ExportSource, run: Run, engines: Sequence[str], draft_dtype: str | None
 ) -> ExportSource:
     """A drafter of a run beside the run's target, as it was searched for."""
     ref = resolve_target(run.arguments["target"])
-    return ExportSource(
-        folder,
-        gamma,
-        schedule,
-        ExportTarget(ref.place or ref.name),
-        record,
-        dtype=run.dtype or record.confirmed_dtype or "bfloat16",
+    gguf = any(engine_facts(engine).gguf for engine in engines)
+    # a head's GGUF holds the target's tokenizer
+    asks = gguf if draft.family != INDEPENDENT else not has_tokenizer(draft.draft)
+    return replace(
+        draft,
+        target=ExportTarget(
+            ref.place or ref.name,
+            _target_tokenizer(ref) if asks else None,
+            _target_gguf(ref) if gguf else None,
+        ),
+        dtype=run.dtype or draft.record.confirmed_dtype or "bfloat16",
         tensor_parallel=serving_ranks(run),
-        family=family,
+        gguf_dtype=draft_dtype or run.draft_dtype or draft.gguf_dtype,
         **run.priced_as,
     )
 
@@ -246,11 +245,8 @@ def export_family(
             f" for {wanted}"
         )
     record = DraftRecord(training=trained.record, provenance={"run": run.info})
-    source = _source(run, trained.folder, wanted, GammaSchedule(planned), record, family)
-    source = replace(source, gguf_dtype=draft_dtype or run.draft_dtype or source.gguf_dtype)
-    if any(engine_facts(engine).gguf for engine in able):  # the file holds the target's tokenizer
-        tokenizer, gguf = _target_tokenizer(ref), _target_gguf(ref)
-        source = replace(source, target=replace(source.target, tokenizer=tokenizer, gguf=gguf))
-    made = str(export(source, output, able))
+    schedules = GammaSchedule(planned)
+    head = ExportSource(trained.folder, wanted, schedules, record=record, family=family)
+    made = str(export(_beside_target(head, run, able, draft_dtype), output, able))
     what = {"run": str(path), "family": family, "gamma": wanted}
     return {**what, "output": made, "engines": list(able)}

@@ -141,9 +141,8 @@ def head_score(
     """The score of a trained head by what was measured of it, or at other `taus`; by another scorer
     than the session's."""
     drafter: Drafter = resolve_drafter(str(head.folder), session.target).drafter
-    measured = {gamma: each.estimate() for gamma, each in head.replays.items()}
-    known = dict(taus) if taus is not None else measured
-    return (scorer or session.scorer).measured(drafter, head.alpha, known)
+    known = head.taus if taus is None else taus
+    return (scorer or session.scorer).measured(drafter, head.alpha, dict(known))
 
 
 def served_gamma(path: Path, head: TrainedHead) -> int:
@@ -154,11 +153,11 @@ def served_gamma(path: Path, head: TrainedHead) -> int:
     return min(best, head.plan.gamma)
 
 
-def family_results(
+def write_family_table(
     session: SearchSession, trainer: DraftTrainer, trained: Sequence[TrainedDraft]
 ) -> list[FamilyRow]:
     """The best of every family that was trained or needs no training, measured on the run's
-    held-out text, fastest first."""
+    held-out text, fastest first; kept as families.json."""
     scorer, run, engine = session.scorer, session.run, session.request.engine
     tokens = f"{trainer.texts.choosing().written_tokens:,} held-out tokens"
     found: list[FamilyRow] = []
@@ -198,7 +197,9 @@ def family_results(
             known = replayed(texts, own_way, scorer.gammas)
             score = scorer.with_families({lookup: known})(drafter_of(own_way, scorer.target))
             found.append(FamilyRow.of(score, measured_on=tokens))
-    return sorted(found, key=lambda row: -row.speedup.value)
+    found.sort(key=lambda row: -row.speedup.value)
+    save(run.path / FAMILIES_FILE, {"families": found})
+    return found
 
 
 def compare_families(path: Path) -> list[FamilyRow]:
@@ -207,15 +208,6 @@ def compare_families(path: Path) -> list[FamilyRow]:
     ranks = map(session.run.candidate, session.run.ranks())
     trained = [load_trained(each.architecture, each.folder) for each in ranks if each.has_weights]
     return write_family_table(session, session.trainer(), trained)
-
-
-def write_family_table(
-    session: SearchSession, trainer: DraftTrainer, trained: Sequence[TrainedDraft]
-) -> list[FamilyRow]:
-    """`family_results`, kept as families.json."""
-    rows = family_results(session, trainer, trained)
-    save(session.run.path / FAMILIES_FILE, {"families": rows})
-    return rows
 
 
 def _lacks(session: SearchSession, name: str) -> str:

@@ -167,14 +167,12 @@ def served_dtype(session: SearchSession, engine: str) -> str:
     return own or session.source.dtype
 
 
-def profile_first(
-    session: SearchSession, scorer: Scorer, engine: str, dtype: str | None = None
-) -> str | None:
+def profile_first(session: SearchSession, scorer: Scorer, engine: str, dtype: str) -> str | None:
     """The command that measures the engine's own passes, where the prediction of `scorer` does
     without them; None where it has them. A profile's passes are those of transformers."""
     if engine == "transformers" or getattr(scorer.latency, "engine_", None) is not None:
         return None
-    return profile_command(session, engine, dtype or served_dtype(session, engine))
+    return profile_command(session, engine, dtype)
 
 
 def profile_command(session: SearchSession, engine: str, dtype: str) -> str:
@@ -224,6 +222,10 @@ class Bench:
     def draft_dtype(self) -> str | None:
         """The precision of drafts that was asked for, here or of the run."""
         return self.choice.draft_dtype or self._drafts
+
+    def scorer(self) -> tuple[Scorer, str]:
+        """What predicts its rounds, and where its latencies come from in words."""
+        return serving_scorer(self.session, self.name, self.dtype, self.draft_dtype)
 
     @property
     def own_dtype(self) -> bool:

@@ -9,7 +9,6 @@ from pathlib import Path
 from archsearch.acceptance.estimator import GivenAcceptance
 from archsearch.engine_rounds import newest_version
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.estimate import Estimate
 from archsearch.models.files import has_weights
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.needs import Needs, TrainingBudget
@@ -19,7 +18,7 @@ from archsearch.recipes.folder import write_recipe
 from archsearch.recipes.plan import STAGES, Recipe, Stage, choose_library, share_gpus
 from archsearch.report.terminal.run import MadeRecipe
 from archsearch.runs.run import open_run
-from archsearch.search.objective import Score, Scorer
+from archsearch.search.objective import Score
 
 ONLINE = ("speculators", "specforge")
 """Whose trainer asks the target for its states while it runs: what they take on disk would be
@@ -137,12 +136,7 @@ def _stages(
         hours = budget.cost(score.proposer.training_parameters, tokens).gpu_hours
         alpha = score.alpha if share == 1.0 else None
         if alpha is None and not needs.init and not given:
-            alpha = _alpha_at(scorer, score, tokens)
+            context = replace(scorer.context, trained_tokens=tokens)
+            alpha = scorer.predicted_acceptance(score.proposer, context).acceptance.alpha
         found.append(Stage(tokens, hours, alpha))
     return tuple(found)
-
-
-def _alpha_at(scorer: Scorer, score: Score, tokens: float) -> Estimate:
-    context = replace(scorer.context, trained_tokens=tokens)
-    known = scorer.predicted_acceptance(score.proposer, context)
-    return known.acceptance.alpha

@@ -276,7 +276,7 @@ def schedule_head(
     gamma = trained.plan.gamma
     drafter = resolve_drafter(str(trained.folder), session.target).drafter
     asked = _Asked(session, engine, drafter, f"the head with gamma {gamma}")
-    taus = {each: seen.estimate() for each, seen in trained.replays.items() if each <= gamma}
+    taus = {each: tau for each, tau in trained.taus.items() if each <= gamma}
     name = trained.plan.family
     return asked.plan(
         (drafter, trained.alpha, taus),

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from archsearch.drafts.heads import TrainedHead, run_head
-from archsearch.drafts.records import TrainedDraft, load_trained
+from archsearch.drafts.records import TrainedDraft
 from archsearch.engine_facts import engine_facts, engine_title
 from archsearch.engines.engine import ExitAfter
 from archsearch.engines.measure.figures import by_prompt
 from archsearch.engines.measure.results import ByPrompt
-from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
-from archsearch.models.files import HEAD_FAMILIES, has_weights
+from archsearch.errors import ArchsearchError, RunFailed
+from archsearch.models.files import HEAD_FAMILIES
 from archsearch.models.targets import resolve_drafter
 from archsearch.pipeline.candidates import write_report
 from archsearch.pipeline.chains import CHAIN, Replays
@@ -33,6 +33,7 @@ from archsearch.pipeline.confirm import (
     answers_of,
     check_tokenizer,
     confirming_prompts,
+    trained_of,
 )
 from archsearch.pipeline.engine_ways import write_engines
 from archsearch.pipeline.heads import USUAL_GAMMA, head_score, served_gamma
@@ -42,7 +43,6 @@ from archsearch.pipeline.in_engine import (
     check_choice,
     mid_answer,
     profile_first,
-    serving_scorer,
 )
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.pipeline.untrained import (
@@ -152,7 +152,7 @@ def confirm_families(
         with suppress(RunFailed):  # what was measured holds without it
             tokens = min(64, sampling.max_new_tokens)
             exact = bench.exactness(drafters, asked[: request.exact], tokens)
-    scorer, words = serving_scorer(session, name, dtype, bench.draft_dtype)
+    scorer, words = bench.scorer()
     scorer = scorer.at_context(mid_answer(asked, sampling.max_new_tokens))
     rows = [
         _row(
@@ -206,10 +206,17 @@ def _candidate(bench: Bench, family: str, request: FamilyRequest) -> _Candidate:
         gamma, layers = request.gamma or best.gamma, best.architecture.num_hidden_layers
         known = best if best.gamma == gamma else None
         return _Candidate(family, ExitAfter(layers), gamma, lambda scorer: known)
-    if family == "independent":
-        return _ranked(session, request)
-    if family == CHAIN:
-        return _chain(bench, request)
+    if family in ("independent", CHAIN):
+        advice = f"train it first: archsearch train {session.run.path} --rank {request.rank}"
+        draft = trained_of(session, request.rank, advice)
+        if family == CHAIN:
+            return _chain(bench, request, draft)
+        gamma = request.gamma or session.run.score(request.rank).gamma
+
+        def measured(scorer: Scorer) -> Score:
+            return scorer.measured(draft.architecture, draft.alpha, draft.tau, gammas=[gamma])
+
+        return _Candidate(family, draft.folder, gamma, measured)
     return _head(session, request, run_head(session.run.path, family))
 
 
@@ -225,33 +232,9 @@ def _exit(session: SearchSession) -> Score:
     return max(found, key=lambda score: score.speedup.value)
 
 
-def _trained(session: SearchSession, rank: int) -> TrainedDraft:
-    """The draft of a rank. MissingDataError where it has no weights."""
-    run = session.run
-    folder, score = run.best_dir(rank), run.score(rank)
-    if not has_weights(folder):
-        raise MissingDataError(
-            f"rank {rank} of {run.path} has no weights; train it first: archsearch train {run.path}"
-            f" --rank {rank}"
-        )
-    return load_trained(score.architecture, folder)
-
-
-def _ranked(session: SearchSession, request: FamilyRequest) -> _Candidate:
-    draft = _trained(session, request.rank)
-    gamma = request.gamma or session.run.score(request.rank).gamma
-
-    def replay(scorer: Scorer) -> Score:
-        return scorer.measured(draft.architecture, draft.alpha, draft.tau, gammas=[gamma])
-
-    return _Candidate("independent", draft.folder, gamma, replay)
-
-
-def _chain(bench: Bench, request: FamilyRequest) -> _Candidate:
+def _chain(bench: Bench, request: FamilyRequest, draft: TrainedDraft) -> _Candidate:
     """The best chain of a rank's draft, by replay in this engine."""
-    draft = _trained(bench.session, request.rank)
-    scorer, _ = serving_scorer(bench.session, bench.name, bench.dtype, bench.draft_dtype)
-    replays = Replays.of(scorer, bench.name, draft, bench.trainer)
+    replays = Replays.of(bench.scorer()[0], bench.name, draft, bench.trainer)
     best = replays.chain(request.gamma)
     return _Candidate(
         CHAIN,
@@ -271,7 +254,7 @@ def _head(session: SearchSession, request: FamilyRequest, head: TrainedHead) -> 
         )
 
     def replay(scorer: Scorer) -> Score:
-        return head_score(session, head, {gamma: head.replays[gamma].estimate()}, scorer)
+        return head_score(session, head, {gamma: head.taus[gamma]}, scorer)
 
     known = head.replays.get(gamma)
     return _Candidate(

@@ -41,7 +41,7 @@ from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import logit, logit_std, moved, tau_estimate
 from archsearch.text.prompt_set import answer_faults, prompt_faults
 from archsearch.text.prompts import read_prompts
-from archsearch.training.curves import AlphaPoint, promise
+from archsearch.training.curves import LEARNT_EPOCHS, AlphaPoint, extrapolate
 
 
 @dataclass(frozen=True)
@@ -188,8 +188,7 @@ def _take_head(
     said = {"taken_from": str(taken.weights), "prompts": str(taken.prompts)}
     tokens = looks[-1].tokens if looks else 0
     head = HeadTrainer(trainer).take(made, plan, texts, tokens=tokens, **said)
-    taus = {gamma: each.estimate() for gamma, each in head.replays.items()}
-    renewed = session.scorer.measured(like, head.alpha, taus).with_rank(rank)
+    renewed = session.scorer.measured(like, head.alpha, head.taus).with_rank(rank)
     renewed = replace(renewed, needs=Needs("exists", str(head.folder)))
     run.write_best(renewed, None, vllm_config(family, str(head.folder), renewed.gamma))
     if (run.path / FAMILIES_FILE).is_file():
@@ -329,19 +328,16 @@ def predicted(
     rising = [point for point in points if point.tokens <= kept.tokens]
 
     def stand(prompts: int) -> TextStand | None:
-        found = promise(
-            rising,
-            epoch,
-            prompts=now.prompts,
-            distinct_tokens=now.distinct_tokens,
-            more_prompts=prompts,
-        )
-        rise = max(logit(found.alpha.value) - logit(kept.alpha), 0.0)
-        alpha = replace(moved(now.alpha, rise, logit_std(found.alpha)), source="modelled")
+        share = prompts / now.prompts
+        text = max(1, round(epoch * share))  # in tokens, with its prompts
+        learnt = round(LEARNT_EPOCHS * text)
+        found = extrapolate(rising, learnt, annealed=False, epoch_tokens=text)
+        rise = max(logit(found.value) - logit(kept.alpha), 0.0)
+        alpha = replace(moved(now.alpha, rise, logit_std(found)), source="modelled")
         speedup = speedup_at(scorer, draft, alpha)
         if speedup is None:
             return None
-        return TextStand(prompts, found.distinct_tokens, alpha, speedup)
+        return TextStand(prompts, round(now.distinct_tokens * share), alpha, speedup)
 
     learnt = None if record.stopped else stand(now.prompts)
     if learnt is not None and learnt.alpha.value < now.alpha.value + LEAST_UNLEARNT:

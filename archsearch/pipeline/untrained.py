@@ -73,23 +73,6 @@ def _alpha(found: LookupReplay) -> Estimate:
     )
 
 
-def replayed_families(
-    session: SearchSession, texts: Sequence[LookupText]
-) -> dict[str, FamilyAcceptance]:
-    """The lookup families that the search looks at, in the one shape that was replayed; those with
-    other shapes are left out."""
-    found = {}
-    for space in session.families.spaces:
-        if space.family in LOOKUPS and space.size(session.scorer.target) == 1:
-            try:
-                found[space.family] = replayed(
-                    texts, lookup_in(session.request.engine, space.family), session.scorer.gammas
-                )
-            except ArchsearchError:  # no text is long enough for a round
-                continue
-    return found
-
-
 def texts_at_hand(session: SearchSession) -> list[LookupText]:
     """What the run's target has written for held-out prompts, else the user's own texts (`--text`);
     [] where there is none, or no tokenizer to read them."""
@@ -118,10 +101,14 @@ def with_replays(session: SearchSession) -> tuple[SearchSession, str]:
     """The session that knows what lookup does on the text at hand, and what was replayed in words,
     "" for nothing. An alpha that the user gave holds for every family."""
     given = isinstance(session.scorer.acceptance, GivenAcceptance)
-    if given or not any(space.family in LOOKUPS for space in session.families.spaces):
-        return session, ""
-    texts = texts_at_hand(session)
-    known = replayed_families(session, texts) if texts else {}
+    spaces = [space for space in session.families.spaces if space.family in LOOKUPS]
+    texts = texts_at_hand(session) if spaces and not given else []
+    known: dict[str, FamilyAcceptance] = {}
+    for space in spaces if texts else ():
+        if space.size(session.scorer.target) == 1:  # of other shapes nothing was replayed
+            with suppress(ArchsearchError):  # no text is long enough for a round
+                own = lookup_in(session.request.engine, space.family)
+                known[space.family] = replayed(texts, own, session.scorer.gammas)
     if not known:
         return session, ""
     tokens = sum(len(text.answer) for text in texts)

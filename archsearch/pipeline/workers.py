@@ -41,7 +41,6 @@ from archsearch.search.storage import (
     study_name,
     without_password,
 )
-from archsearch.search.study import STUDY
 
 ANNOUNCED: Final = "archsearch-run-{name}"
 MOST_WORKERS: Final = 256
@@ -50,9 +49,7 @@ MOST_WORKERS: Final = 256
 def studies_of(session: SearchSession) -> list[str]:
     """Names of the studies of a session's spaces: the same on every machine that scores alike."""
     scorer, about = session.scorer, session.about()
-    return [
-        study_name(STUDY, identity_of(space, scorer, about)) for space in session.families.spaces
-    ]
+    return [study_name(identity_of(space, scorer, about)) for space in session.families.spaces]
 
 
 @dataclass(frozen=True)

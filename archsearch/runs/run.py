@@ -18,7 +18,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -298,7 +298,10 @@ def create_run(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "arguments": encoded(arguments),
         "code": {"version": __version__, "commit": git_commit()},
-        "packages": package_versions(),
+        "packages": {
+            "python": platform.python_version(),
+            **{name: version for name in PACKAGES if (version := installed(name))},
+        },
         "device": encoded(device or {}),
         "profile": encoded(profile or {}),
         "space": encoded(space),
@@ -376,21 +379,19 @@ def resume_run(
     space: Mapping[str, Any],
     seed: int,
     profile: Mapping[str, Any] | None = None,
-    free: Iterable[str] = FREE_ARGUMENTS,
 ) -> Run:
     """Open the run in `path` to continue it; refused, with what differs, where it was asked
     something else.
 
-    Arguments in `free` may differ, and so may where the profile lies; its hash, the space and the
+    FREE_ARGUMENTS may differ, and so may where the profile lies; its hash, the space and the
     seed may not.
     """
     run = open_run(path)
-    ignored = set(free)
     before, now = run.arguments, encoded(arguments)
     differences = [
         f"{name} was {before.get(name)!r}, now {now.get(name)!r}"
         for name in dict.fromkeys((*before, *now))
-        if name not in ignored
+        if name not in FREE_ARGUMENTS
         and before.get(name) != now.get(name)
         and (name in before or name not in UNRECORDED)
     ]
@@ -418,12 +419,6 @@ def list_runs(base: Path = Path("runs")) -> list[Run]:
         except ArchsearchError:
             continue
     return sorted(runs, key=lambda run: (str(run.info["created"]), run.path.name), reverse=True)
-
-
-def package_versions(names: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """Versions of python and of what is installed of `names`, without importing them."""
-    found = {name: version for name in names if (version := installed(name))}
-    return {"python": platform.python_version(), **found}
 
 
 def git_commit() -> str | None:

@@ -480,11 +480,6 @@ class Scorer:
             f" max_memory={self.limits.max_memory_bytes} bytes"
         )
 
-    def indistinguishable(self, scores: Sequence[Score]) -> list[list[Score]]:
-        """`grouped` by what this scorer's acceptance says of each difference."""
-        own = (self.acceptance, self.context)
-        return grouped(scores, lambda first, second: difference_std(first, second, *own))
-
 
 def draft_bytes(draft: Draft, workload: Workload) -> int:
     """Memory of the draft: weights, and KV cache of batch_size sequences of context_len tokens,

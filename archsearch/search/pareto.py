@@ -22,6 +22,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.estimate import Array, Estimate, Numbers
 from archsearch.search.exact import SpaceGrid
 from archsearch.search.objective import GridScores, Place, Score, Scorer, draft_bytes
+from archsearch.search.ranking import groups_of
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ def pareto(
     )
     kept = [int(i) for i in np.flatnonzero(undominated(costs))]
     kept.sort(key=lambda i: -scores[i].speedup.value)
-    groups = scorer.indistinguishable([scores[i] for i in kept])
+    groups = groups_of(scorer, [scores[i] for i in kept])
     number = {id(score): n for n, group in enumerate(groups, start=1) for score in group}
     cheapest = {id(min(group, key=lambda score: score.parameters)) for group in groups}
     return [

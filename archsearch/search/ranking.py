@@ -37,12 +37,14 @@ def effort(needs: Needs | None) -> tuple[int, float]:
     return {"exists": 0, "nothing": 1, "training": 2}[needs.kind], round(needs.gpu_hours, 6)
 
 
-def groups_of(scorer: Scorer, scores: Sequence[Score], contexts: Contexts) -> list[list[Score]]:
-    """`objective.grouped` of scores that acceptance was asked about in different `contexts` (drafts
-    that were made in different ways)."""
+def groups_of(
+    scorer: Scorer, scores: Sequence[Score], contexts: Contexts | None = None
+) -> list[list[Score]]:
+    """`objective.grouped` of scores, by what the scorer's acceptance says of each difference;
+    `contexts`: where it was asked about each, where drafts were made in different ways."""
 
     def std_of(first: Score, second: Score) -> float:
-        one, other = contexts(first), contexts(second)
+        one, other = (contexts(s) if contexts else scorer.context for s in (first, second))
         prior = scorer.acceptance
         measured = "measured" in (first.alpha.source, second.alpha.source)
         if one == other or measured or not isinstance(prior, PriorAcceptance):

@@ -150,25 +150,21 @@ def rung_share(rest_s: float) -> float:
 # --- who could still win
 
 
-def contenders(
-    values: Sequence[float], gap_std: Callable[[int, int], float], k_std: float = STD_FACTOR
-) -> list[bool]:
+def contenders(values: Sequence[float], gap_std: Callable[[int, int], float]) -> list[bool]:
     """Which of `values` (ln speed-up) may still turn out best: none of the leading ones is ahead by
-    more than `k_std` times gap_std(i, j), the std of the difference."""
+    more than STD_FACTOR times gap_std(i, j), the std of the difference."""
     order = sorted(range(len(values)), key=lambda i: -values[i])
     leaders = order[:_LEADERS]
     return [
-        all(values[j] - value <= k_std * gap_std(i, j) for j in leaders if j != i)
+        all(values[j] - value <= STD_FACTOR * gap_std(i, j) for j in leaders if j != i)
         for i, value in enumerate(values)
     ]
 
 
-def beaten(
-    value: float, std: float, others: Sequence[tuple[float, float]], k_std: float = STD_FACTOR
-) -> bool:
+def beaten(value: float, std: float, others: Sequence[tuple[float, float]]) -> bool:
     """Whether the optimistic score lies below the best pessimistic one of `others` (value, std).
     Errors are each one's own: the std of the difference is their root sum of squares."""
-    return any(other - value > k_std * math.hypot(std, other_std) for other, other_std in others)
+    return any(other - value > STD_FACTOR * math.hypot(std, own) for other, own in others)
 
 
 # --- who is trained

@@ -212,6 +212,7 @@ def drop_torn_line(path: str) -> None:
 
 
 Direction = Literal["maximize", "minimize"]
+STUDY: Final = "archsearch"  # what the name of a search's study begins with
 ATTRIBUTE: Final = "archsearch"  # user attribute of a study: its identity
 # of the plain shapes that bear witness: the target's own layers, a quarter of its vocabulary
 PLAIN_LAYERS: Final = (2, 4)
@@ -249,17 +250,13 @@ def identity_of(
     return json.loads(json.dumps(data, default=str))  # as it will be read back: tuples are lists
 
 
-def study_name(prefix: str, identity: Mapping[str, object]) -> str:
-    """The name of the study of an identity: `<prefix>-<8 hexadecimal digits>`."""
-    return f"{prefix}-{digest(identity)[:8]}"
+def study_name(identity: Mapping[str, object]) -> str:
+    """The name of the study of an identity: `archsearch-<8 hexadecimal digits>`."""
+    return f"{STUDY}-{digest(identity)[:8]}"
 
 
 def open_study(
-    storage: str | BaseStorage,
-    prefix: str,
-    identity: Mapping[str, object],
-    *,
-    directions: Sequence[Direction],
+    storage: BaseStorage, identity: Mapping[str, object], directions: Sequence[Direction]
 ) -> Study:
     """The study of an identity in a storage, new where it is not there yet.
 
@@ -267,7 +264,7 @@ def open_study(
     """
     import optuna
 
-    name = study_name(prefix, identity)
+    name = study_name(identity)
     study = optuna.create_study(
         storage=storage, study_name=name, directions=list(directions), load_if_exists=True
     )

@@ -15,7 +15,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Draft
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
     from optuna.study import Study
     from optuna.trial import FrozenTrial
-
-STUDY: Final = "archsearch"  # studies of searches, each with the digest of what it is about
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +211,7 @@ def _study(
     identity = identity_of(space, scorer, about)
     with storage_errors(storage):
         opened = open_storage(storage) if isinstance(storage, str | Path) else storage
-        return open_study(opened, STUDY, identity, directions=directions)
+        return open_study(opened, identity, directions)
 
 
 def _asked(record: Record, how: How, seed: int, trials: int) -> Iterator[FrozenTrial]:

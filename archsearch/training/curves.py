@@ -30,17 +30,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Array, Estimate
 from archsearch.speedup import alpha_estimate, clamped, logit
-
-if TYPE_CHECKING:
-    from archsearch.training.settings import CurvePoint
-
 
 # R: what repeating a text for ever is worth, in texts; the fit to nine curves of a small draft of
 # SmolLM2-135M (`benchmarks/ data_curves.py`). With a kind of text left out: 3 without the
@@ -118,15 +114,6 @@ MEASURED: Final = CurvePrior(
 )
 
 
-def alpha_points(curve: Sequence[CurvePoint]) -> list[AlphaPoint]:
-    """The points of a distillation's alpha curve that lie on one curve: running means, and the end
-    of a finished anneal."""
-    points = [AlphaPoint(p.tokens, p.value) for p in curve if p.weights == "average"]
-    if curve and curve[-1].weights == "annealed":
-        points.append(AlphaPoint(curve[-1].tokens, curve[-1].value, True))
-    return points
-
-
 def extrapolate(
     points: Sequence[AlphaPoint],
     tokens: int,
@@ -148,11 +135,12 @@ def extrapolate(
     if tokens < 1:
         raise ArchsearchError(f"a budget must be positive, got {tokens} tokens")
     prior = prior or MEASURED
-    mean, covariance = _posterior(points, prior)
+    mean, covariance, _, errors = _posterior(points, prior)
     row = _row(AlphaPoint(tokens, 0.5, annealed, epoch_tokens), prior)
-    std = _scatter(points, mean, prior) * math.sqrt(
-        float(row @ covariance @ row) + prior.noise_std**2
-    )
+    # text of mixed kinds scatters more; the prior's own noise counts as three points
+    errors = errors / prior.noise_std
+    scatter = math.sqrt(max(1.0, (float(errors @ errors) + 3.0) / (len(points) + 3.0)))
+    std = scatter * math.sqrt(float(row @ covariance @ row) + prior.noise_std**2)
     return alpha_estimate(
         float(row @ mean) + _beyond_the_bend(float(row[1]), mean), std, "modelled"
     )
@@ -200,10 +188,8 @@ def fit_prior(
     for _ in range(EM_ROUNDS):
         means, spreads, residuals, count = [], [], 0.0, 0
         for curve in usable:
-            mean, covariance = _posterior(curve, prior)
-            rows = np.stack([_row(point, prior) for point in curve])
-            error = _targets(curve) - rows @ mean
-            residuals += float(error @ error + np.trace(rows @ covariance @ rows.T))
+            mean, covariance, rows, errors = _posterior(curve, prior)
+            residuals += float(errors @ errors + np.trace(rows @ covariance @ rows.T))
             count += len(curve)
             means.append(mean)
             spreads.append(covariance)
@@ -226,50 +212,9 @@ def fit_prior(
     return prior
 
 
-@dataclass(frozen=True, slots=True)
-class TextPromise:
-    """`prompts` of the kind that was trained on, the distinct tokens that the target writes for
-    them, and alpha when they are learnt (a measurement on the same held-out texts; add the std over
-    texts for others)."""
-
-    prompts: int
-    distinct_tokens: int
-    alpha: Estimate
-
-
-def promise(
-    points: Sequence[AlphaPoint],
-    epoch_tokens: int,
-    *,
-    prompts: int,
-    distinct_tokens: int,
-    more_prompts: int,
-) -> TextPromise:
-    """What `more_prompts` would bring where `prompts` brought text of `distinct_tokens` written
-    tokens, `epoch_tokens` with its prompts, and a training on that text has the curve `points`.
-
-    The curve is carried on along its effective tokens (`curves.effective_tokens`). Raises
-    ArchsearchError without points or text.
-    """
-    if prompts < 1 or more_prompts < 1 or epoch_tokens < 1:
-        raise ArchsearchError(
-            f"a promise needs text: {prompts} prompts with {epoch_tokens} tokens, asked for"
-            f" {more_prompts}"
-        )
-    share = more_prompts / prompts
-    epoch = max(1, round(epoch_tokens * share))
-    tokens = round(LEARNT_EPOCHS * epoch)
-    alpha = extrapolate(points, tokens, annealed=False, epoch_tokens=epoch)
-    return TextPromise(more_prompts, round(distinct_tokens * share), alpha)
-
-
 def _row(point: AlphaPoint, prior: CurvePrior) -> Array:
     x = math.log(effective_tokens(point.tokens, point.epoch_tokens) / prior.reference_tokens)
     return np.array([1.0, x, 0.5 * x * x, float(point.annealed)])
-
-
-def _targets(points: Sequence[AlphaPoint]) -> Array:
-    return np.array([logit(clamped(point.alpha)) for point in points])
 
 
 def _beyond_the_bend(x: float, mean: Array) -> float:
@@ -282,24 +227,17 @@ def _beyond_the_bend(x: float, mean: Array) -> float:
     return -0.5 * bend * (x - turn) ** 2
 
 
-def _scatter(points: Sequence[AlphaPoint], mean: Array, prior: CurvePrior) -> float:
-    """The points' distance from their curve in units of the noise, at least 1: text of
-    mixed kinds scatters more. The prior's own noise counts as three points."""
-    errors = (
-        _targets(points) - np.stack([_row(point, prior) for point in points]) @ mean
-    ) / prior.noise_std
-    return math.sqrt(max(1.0, (float(errors @ errors) + 3.0) / (len(points) + 3.0)))
-
-
-def _posterior(points: Sequence[AlphaPoint], prior: CurvePrior) -> tuple[Array, Array]:
-    """Mean [4] and covariance [4, 4] of a curve's coefficients."""
+def _posterior(points: Sequence[AlphaPoint], prior: CurvePrior) -> tuple[Array, ...]:
+    """Mean [4] and covariance [4, 4] of a curve's coefficients, the rows [n, 4] of its points and
+    their distances [n] from it."""
     rows = np.stack([_row(point, prior) for point in points])
+    targets = np.array([logit(clamped(point.alpha)) for point in points])
     covariance, prior_mean = np.array(prior.covariance), np.array(prior.mean)
     noise = np.eye(len(points)) * prior.noise_std**2
     gain = covariance @ rows.T @ np.linalg.inv(rows @ covariance @ rows.T + noise)
-    mean = prior_mean + gain @ (_targets(points) - rows @ prior_mean)
+    mean = prior_mean + gain @ (targets - rows @ prior_mean)
     updated = covariance - gain @ rows @ covariance
-    return mean, (updated + updated.T) / 2
+    return mean, (updated + updated.T) / 2, rows, targets - rows @ mean
 
 
 _STEPS: Final = 201

@@ -8,7 +8,7 @@ import pytest
 from archsearch import speedup
 from archsearch.acceptance.measured import Trace
 from archsearch.acceptance.replay import expected_rounds, replay_tau
-from archsearch.engines.child.answers import whole_rounds
+from archsearch.engines.child.answers import drafting_rounds
 from archsearch.errors import ArchsearchError
 
 
@@ -95,7 +95,7 @@ def engine_walk(agreement, gamma, ended, limit):
             length += 1  # the target's own token: a correction or the bonus
         lengths.append(length)
         written += length
-    return whole_rounds(lengths, gamma, limit, ended)
+    return [n for _, n in drafting_rounds(lengths, [gamma] * len(lengths), limit, ended)]
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 3, 5, 8])

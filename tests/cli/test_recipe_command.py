@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,6 @@ def test_every_file_can_be_read(gpu_run: Path, library: str, family: str) -> Non
 
 
 def test_the_alpha_of_the_last_stage_is_what_the_law_says(gpu_run: Path) -> None:
-    from archsearch.pipeline.recipe import _alpha_at
     from archsearch.pipeline.session import SearchSession
 
     session = SearchSession.reopen(gpu_run)
@@ -109,7 +109,9 @@ def test_the_alpha_of_the_last_stage_is_what_the_law_says(gpu_run: Path) -> None
         score = session.run.score(rank_of(gpu_run, family))
         if score.needs is None or score.needs.tokens is None or score.needs.init:
             continue
-        again = _alpha_at(session.scorer_of(score), score, score.needs.tokens)
+        scorer = session.scorer_of(score)
+        context = replace(scorer.context, trained_tokens=score.needs.tokens)
+        again = scorer.predicted_acceptance(score.proposer, context).acceptance.alpha
         assert again.value == pytest.approx(score.alpha.value, abs=2e-3), family
 
 

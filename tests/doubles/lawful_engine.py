@@ -28,7 +28,7 @@ class LawfulEngine:
     """Rounds take `seconds(draft, gamma)`; a start takes START_S; drafts under `refuses` do not
     run."""
 
-    name, concurrent, synthesises, schedules = "vllm", True, True, True
+    name, synthesises, schedules = "vllm", True, True
 
     def __init__(
         self,

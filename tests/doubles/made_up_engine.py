@@ -24,7 +24,6 @@ class MadeUpEngine:
 
     name: str = "made-up"
     version: str = "1"
-    concurrent: bool = True
     synthesises: bool = True
     schedules: bool = True
     tells: bool = True

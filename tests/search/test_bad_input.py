@@ -17,7 +17,7 @@ from archsearch.search.objective import Scorer
 from archsearch.search.samplers import make_sampler
 from archsearch.search.space import SearchSpace, load_space
 from archsearch.search.storage import identity_of, study_name
-from archsearch.search.study import STUDY, How, search
+from archsearch.search.study import How, search
 
 TARGET = Architecture(576, 1536, 30, 9, 3, 64, 49152, tie_word_embeddings=True)
 BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
@@ -219,7 +219,7 @@ def test_a_study_of_another_space_or_objective_under_the_same_name(
     ):
         study = optuna.create_study(
             storage=storages.open_storage(tmp_path / file),
-            study_name=study_name(STUDY, identity),
+            study_name=study_name(identity),
             direction=direction,  # type: ignore[arg-type]
         )
         study.set_user_attr("archsearch", {**identity, "space": "another"})

@@ -53,13 +53,13 @@ def test_few_prompts_are_all_confirmed_and_a_start_that_took_too_long_is_said():
 
 def test_contenders_by_differences():
     values = [0.50, 0.45, 0.30]
-    assert rungs.contenders(values, lambda i, j: 0.05, 2.0) == [
+    assert rungs.contenders(values, lambda i, j: 0.05) == [
         True,
         True,
         False,
-    ]  # 0.05 and 0.20 against 2 * 0.05
-    assert rungs.contenders(values, lambda i, j: 0.11, 2.0) == [True, True, True]
-    assert rungs.contenders(values, lambda i, j: 0.02, 2.0) == [True, False, False]
+    ]  # 0.05 and 0.20 against 1.5 * 0.05
+    assert rungs.contenders(values, lambda i, j: 0.14) == [True, True, True]
+    assert rungs.contenders(values, lambda i, j: 0.02) == [True, False, False]
     # Sure of the difference to one leader is enough, however unsure of the other.
     assert rungs.contenders([0.5, 0.49, 0.4], lambda i, j: 0.01 if {i, j} == {1, 2} else 1.0) == [
         True,
@@ -70,19 +70,17 @@ def test_contenders_by_differences():
 
 def test_who_is_beaten():
     good, near, bad, unsure = (
-        (math.log(x), std) for x, std in ((1.6, 0.02), (1.5, 0.03), (1.3, 0.02), (1.3, 0.20))
+        (math.log(x), std) for x, std in ((1.6, 0.02), (1.5, 0.04), (1.3, 0.02), (1.3, 0.20))
     )
-    # ln(1.6 / 1.5) = 0.065 < 2 hypot(.02, .03) = 0.072; ln(1.6 / 1.3) = 0.208 > 2 hypot(.02, .02) =
-    # 0.057 but < 2 hypot(.02, .2)
+    # ln(1.6 / 1.5) = 0.065 < 1.5 hypot(.02, .04) = 0.067; ln(1.6 / 1.3) = 0.208 > 1.5 hypot(.02,
+    # .02) = 0.042 but < 1.5 hypot(.02, .2)
     everyone = [good, near, bad, unsure]
     beaten = [
-        rungs.beaten(*one, [other for other in everyone if other is not one], 2.0)
-        for one in everyone
+        rungs.beaten(*one, [other for other in everyone if other is not one]) for one in everyone
     ]
     assert beaten == [False, False, True, False]
-    assert not rungs.beaten(*bad, []) and rungs.beaten(
-        *near, [good]
-    )  # 1.5 std, unless told: 0.065 > 0.054
+    assert not rungs.beaten(*bad, [])
+    assert rungs.beaten(math.log(1.5), 0.03, [good])  # 0.065 > 0.054
 
 
 # -- who is trained

@@ -297,11 +297,11 @@ def test_what_a_score_depends_on_names_the_study(make_scorer, small_space, smoll
         Scorer(smollm2, Workload(), scorer.latency, GivenAcceptance(0.75)),
         Scorer(smollm2, Workload(mode="graph"), scorer.latency, scorer.acceptance),
     ]
-    names = [study_name("s", identity_of(small_space, item, {})) for item in (scorer, *others)]
-    names += [study_name("s", identity_of(small_space, scorer, {"profile": "a"}))]
-    names += [study_name("s", identity_of(small_space.served(2), scorer, {}))]
+    names = [study_name(identity_of(small_space, item, {})) for item in (scorer, *others)]
+    names += [study_name(identity_of(small_space, scorer, {"profile": "a"}))]
+    names += [study_name(identity_of(small_space.served(2), scorer, {}))]
     assert len(set(names)) == len(names)
-    assert study_name("s", identity_of(small_space, make_scorer(), {})) == names[0]
+    assert study_name(identity_of(small_space, make_scorer(), {})) == names[0]
 
 
 def test_a_study_of_the_previous_version_is_left_alone(make_scorer, small_space, smollm2, tmp_path):

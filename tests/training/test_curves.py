@@ -10,17 +10,16 @@ import pytest
 from archsearch.errors import ArchsearchError
 from archsearch.speedup import logit, sigmoid
 from archsearch.training.curves import (
+    LEARNT_EPOCHS,
     MEASURED,
     REPEATS,
     AlphaPoint,
     CurvePrior,
     Supply,
-    alpha_points,
     best_split,
     effective_tokens,
     extrapolate,
     fit_prior,
-    promise,
     split_at,
     text_after,
 )
@@ -136,27 +135,6 @@ def test_bad_input_is_said_in_words():
         extrapolate([AlphaPoint(1000, 0.3)], 0)
 
 
-def test_points_of_a_training_and_where_to_look():
-    from archsearch.training.distill import CurvePoint
-
-    curve = [
-        CurvePoint(0, 0, 0.0, 0.0, "start"),
-        CurvePoint(1, 100, 0.1, 0.2, "average"),
-        CurvePoint(2, 200, 0.2, 0.3, "average"),
-        CurvePoint(3, 300, 0.3, 0.25, "annealed"),  # on its way
-        CurvePoint(4, 400, 0.4, 0.4, "annealed"),
-    ]
-    assert alpha_points(curve) == [
-        AlphaPoint(100, 0.2),
-        AlphaPoint(200, 0.3),
-        AlphaPoint(400, 0.4, True),
-    ]
-    assert (
-        alpha_points(curve[:3]) == [AlphaPoint(100, 0.2), AlphaPoint(200, 0.3)]
-        and alpha_points([]) == []
-    )
-
-
 def test_late_starters_that_end_near_the_others_are_learnt():
     """The lower the level, the steeper the slope: a shape seen early is predicted far better with
     that than without."""
@@ -239,15 +217,14 @@ def test_where_there_is_text_enough_nothing_is_written():
     assert nothing.effective == 0 and nothing.text_s == 0
 
 
-def test_more_prompts_promise_more_acceptance_and_as_many_promise_what_was_seen():
+def test_more_text_promises_more_acceptance_and_as_much_what_was_seen():
     points = [
         AlphaPoint(t, a, False, 40_000)
         for t, a in ((48_000, 0.265), (88_000, 0.29), (160_000, 0.309), (293_000, 0.337))
     ]
-    same = promise(points, 40_000, prompts=200, distinct_tokens=23_000, more_prompts=200)
-    more = promise(points, 40_000, prompts=200, distinct_tokens=23_000, more_prompts=2000)
-    assert same.distinct_tokens == 23_000 and more.distinct_tokens == 230_000
-    assert 0.30 < same.alpha.value < 0.36 and more.alpha.value > same.alpha.value + 0.03
-    assert more.alpha.std > same.alpha.std > 0
-    with pytest.raises(ArchsearchError, match="needs text"):
-        promise(points, 0, prompts=0, distinct_tokens=0, more_prompts=10)
+    same, more = (
+        extrapolate(points, round(LEARNT_EPOCHS * text), annealed=False, epoch_tokens=text)
+        for text in (40_000, 400_000)
+    )
+    assert 0.30 < same.value < 0.36 and more.value > same.value + 0.03
+    assert more.std > same.std > 0

@@ -38,11 +38,6 @@ def drafting_rounds(
     return whole
 
 
-def whole_rounds(lengths: Sequence[int], gamma: int, room: int, ended: bool) -> list[int]:
-    """Tokens written by each whole round of `gamma` draft tokens; see `drafting_rounds`."""
-    return [length for _, length in drafting_rounds(lengths, [gamma] * len(lengths), room, ended)]
-
-
 def answer_of(
     prompt_id: str,
     token_ids: Sequence[int],

@@ -270,9 +270,7 @@ class ChildEngine:
         self.tokenizer = tokenizer
         self.facts = engine_facts(self.name)
         self.title = self.facts.title
-        self.concurrent = self.facts.batches
-        self.synthesises = self.facts.synthesises
-        self.schedules = self.facts.schedules
+        self.synthesises, self.schedules = self.facts.synthesises, self.facts.schedules
         self.gamma = 0
         self._child: Child | None = None
         self._steps: tuple[EngineStep, ...] = ()

@@ -230,7 +230,7 @@ class TransformersEngine:
 
     name = "transformers"
     facts = engine_facts(name)
-    concurrent, synthesises, schedules = facts.batches, facts.synthesises, facts.schedules
+    synthesises, schedules = facts.synthesises, facts.schedules
 
     def __init__(
         self,
@@ -388,14 +388,13 @@ class TransformersEngine:
         room = sampling.max_new_tokens
         ended = bool(token_ids) and token_ids[-1] in _ends(config)
         drafted = [self.gamma] * len(lengths)
-        whole = drafting_rounds(lengths, drafted, room, ended)
         if self.lookup is not None:
             drafted = [
                 rows - 1 - (number == 0) * (len(prompt.token_ids) - 1)
                 for number, rows in enumerate(passes.rows)
             ]
-            whole = drafting_rounds(lengths, drafted, room, ended)
-        elif made:  # a chain: what was proposed, in the rounds that had room for its longest
+        whole = drafting_rounds(lengths, drafted, room, ended)
+        if made:  # a chain: what was proposed, in the rounds that had room for its longest
             drafted = made[0].drafted
             made[0].write(output)
             whole = [(drafts, n) for drafts, (_, n) in zip(drafted, whole, strict=False)]
@@ -410,9 +409,17 @@ class TransformersEngine:
     def _processors(
         self, sampling: Sampling, config: GenerationConfig, prompt: EnginePrompt
     ) -> tuple[LogitsProcessorList, list[Any]]:
-        """The processors of one call, and the hooks that go with them."""
+        """The processors of one call, and the hooks that go with them.
+
+        The temperature is a processor and not in the config: transformers 5.23 hands the target's
+        processors to the draft and then adds those of the config once more, so the draft would be
+        sampled at the temperature squared and lose acceptance.
+        """
         if not self.synthetic:
-            return _processors(sampling), []
+            own = LogitsProcessorList()
+            if sampling.temperature not in (0.0, 1.0):
+                own.append(TemperatureLogitsWarper(sampling.temperature))
+            return own, []
         target, draft = self._started(), self.draft
         assert draft is not None
         ends = _ends(config)
@@ -490,19 +497,6 @@ def _generation_config(target: PreTrainedModel, sampling: Sampling) -> Generatio
     if sampling.temperature > 0:
         config.temperature, config.top_k, config.top_p = 1.0, 0, 1.0
     return config
-
-
-def _processors(sampling: Sampling) -> LogitsProcessorList:
-    """The temperature, as a processor and not in the config.
-
-    transformers 5.23 hands the target's processors to the draft and then adds those of the config
-    once more: the draft would be sampled at the temperature squared and lose acceptance.
-    """
-    return LogitsProcessorList(
-        [TemperatureLogitsWarper(sampling.temperature)]
-        if sampling.temperature not in (0.0, 1.0)
-        else []
-    )
 
 
 @contextmanager

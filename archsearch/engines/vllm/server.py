@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from archsearch.engines.child.answers import answer_of, round_statistics, whole_rounds
+from archsearch.engines.child.answers import answer_of, drafting_rounds, round_statistics
 from archsearch.engines.engine import (
     EnginePrompt,
     EngineSettings,
@@ -137,7 +137,6 @@ class VllmServerEngine:
     ) -> None:
         self.settings, self.tokenizer = settings, tokenizer
         self.version = "a server that is not asked yet"
-        self.concurrent = settings.concurrency > 1
         self.finished: list[GenerationResult] = []
         self._server: OpenAIServer | None = None
         self._gamma = 0
@@ -304,7 +303,7 @@ class VllmServerEngine:
         self.finished = []
         self._check(prompts, sampling)
         self._calls += 1
-        groups = [list(prompts)] if self.concurrent else [[prompt] for prompt in prompts]
+        groups = [list(prompts)] if self.settings.concurrency > 1 else [[one] for one in prompts]
         results: list[GenerationResult] = []
         server.listen_again()
         try:
@@ -417,8 +416,7 @@ class VllmServerEngine:
         if gamma:
             # the first chunk is the prompt's own token, no round
             room, ended = sampling.max_new_tokens - lengths[0], stream.finish == "stop"
-            rounds = whole_rounds(lengths[1:], gamma, room, ended)
-            whole = [(gamma, length) for length in rounds]
+            whole = drafting_rounds(lengths[1:], [gamma] * len(lengths), room, ended)
         seconds, handed = stream.times[-1] - stream.started, (stream.times, lengths)
         fields = answer_of(prompt.prompt_id, token_ids, seconds, handed, whole, gamma)
         return GenerationResult(text=text, **fields)

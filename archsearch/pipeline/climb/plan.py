@@ -38,13 +38,8 @@ BETWEEN_LOOKS_S: Final = 2.0
 
 def make_plan(session: SearchSession, file: StateFile) -> Plan:
     """The plan of rungs.json, or a new one."""
-    if file.state.plan is None:
-        file.state.plan = _new_plan(session, file)
-        file.save()
-    return file.state.plan
-
-
-def _new_plan(session: SearchSession, file: StateFile) -> Plan:
+    if file.state.plan is not None:
+        return file.state.plan
     request = session.request
     tokens = confirming_tokens(session)
     prompts = min(request.confirm_prompts, len(tokens))
@@ -61,6 +56,8 @@ def _new_plan(session: SearchSession, file: StateFile) -> Plan:
         beside = divided(max(1, request.confirm) + COMPARISON_COST)
         fits = beside.confirm_s <= rungs.MOST_CONFIRM_SHARE * request.time_budget_s
         plan = replace(beside, compares=True) if fits and not beside.stay else plan
+    file.state.plan = plan
+    file.save()
     return plan
 
 

@@ -86,42 +86,35 @@ def profile_engine(
     """
     name, ref = request.engine_name, request.target_in_engine()
     facts, before = engine_facts(name), len(profile.rows)
-    with (
-        tempfile.TemporaryDirectory(dir=profile.folder, prefix=".engine-") as temporary,
-        _plain_steps(request, profile, device, dtype, slowdown, Path(temporary)) as probe,
-    ):
+    with tempfile.TemporaryDirectory(dir=profile.folder, prefix=".engine-") as temporary:
         base = Path(temporary)
         cases = _model_cases(request, profile, shapes, dtype, base)
         cases += _drafted_cases(request, profile, dtype, base)
         if not cases:
             return 0
         here = can_run(name, ref)
-        settings = EngineSettings(
+        target: ModelSource = (
+            engine_target(ref, name, dtype)
+            if here
+            else write_shape(ref.architecture, base / "target")
+        )
+        plain = EngineSettings(
             dtype=dtype,
-            concurrency=max(batch for case in cases for batch, _ in case.pairs),
-            max_len=512,
+            max_len=128,
             threads=device.threads,
             python=request.engine_python,
-            time_passes=True,
+            dummy_weights=not here,
         )
-        asked = PassRequest(
-            target=(
-                engine_target(ref, name, dtype)
-                if here
-                else write_shape(ref.architecture, base / "target")
-            ),
-            architecture=ref.architecture,
-            dtype=dtype,
-            mode="eager",
-            slowdown=probe,
-        )
+        most = max(batch for case in cases for batch, _ in case.pairs)
+        settings = replace(plain, concurrency=most, max_len=512, time_passes=True)
+        asked = PassRequest(target=target, architecture=ref.architecture, dtype=dtype, mode="eager")
         if facts.gguf:  # its passes are run apart from its rounds: a start a gamma, as few rounds
             # as make a row; luck may accept more of a draft, so that there are fewer
             rounds = math.ceil(1.3 * MIN_STEPS)
             asked = replace(asked, contexts=CONTEXTS, repeats=1, rounds=rounds)
 
         def engine(case: Case) -> Engine:
-            made = not here or isinstance(case.draft, Drafter) and case.draft.trains
+            made = not here or (isinstance(case.draft, Drafter) and case.draft.trains)
             return registry.make_engine(name, replace(settings, dummy_weights=made))
 
         left: list[Measurement] = []
@@ -132,7 +125,11 @@ def profile_engine(
             else:
                 profile.record(row)
 
-        with ProgressLine(f"passes of {name}, {dtype}") as line:
+        with (
+            _plain_steps(request, profile, device, (target, plain), slowdown) as probe,
+            ProgressLine(f"passes of {name}, {dtype}") as line,
+        ):
+            asked = replace(asked, slowdown=probe)
             measure_passes(engine, asked, cases, record=record, progress=line)
     if left:
         slowest = max(row.slowdown for row in left)
@@ -152,8 +149,7 @@ def _model_cases(
 ) -> list[Case]:
     """The target alone and drafts with random weights under `base`, those that were not measured
     yet. A draft's place in the list decides its gammas, so known ones keep theirs."""
-    assert request.target_ref is not None
-    name, target = request.engine_name, request.target_ref.architecture
+    name, target = request.engine_name, request.target_in_engine().architecture
     facts, quick = engine_facts(name), request.quick
     gammas = (QUICK_GAMMAS if quick else ONE_REQUEST_GAMMAS) if facts.gguf else GAMMAS
     full = [shape.replace(draft_vocab_size=None) for shape in shapes]
@@ -180,12 +176,12 @@ def _model_cases(
 def _drafted_cases(request: ProfileRequest, profile: Profile, dtype: str, base: Path) -> list[Case]:
     """Drafters that are no models of the families without rows, where the engine makes up their
     weights."""
-    name, ref = request.engine_name, request.target_ref
+    name, target = request.engine_name, request.target_in_engine().architecture
     rows = [DraftedShape.of(row) for row in profile.select("drafted", dtype, "eager")]
     known = {shape.drafter.family for shape in rows if shape.engine == name}
-    if ref is None or not engine_facts(name).dummy_weights:
+    if not engine_facts(name).dummy_weights:
         return []
-    found = drafted_cases(ref.architecture, engine_facts(name), base)
+    found = drafted_cases(target, engine_facts(name), base)
     return [case for case in found if case.draft.family not in known]  # type: ignore[union-attr]
 
 
@@ -194,35 +190,24 @@ def _plain_steps(
     request: ProfileRequest,
     profile: Profile,
     device: Device,
-    dtype: str,
+    start: tuple[ModelSource, EngineSettings],
     otherwise: Callable[[], float],
-    base: Path,
 ) -> Iterator[Callable[[], float]]:
     """What says how slow the machine is: plain steps where a second engine has room; their
-    reference is kept in the profile."""
-    name, ref = request.engine_name, request.target_ref
-    if ref is None:
-        yield otherwise
-        return
-    weights = weight_bytes_per_pass(ref.architecture, DTYPE_BYTES[dtype])
+    reference is kept in the profile. `start`: the target, and how its engine is started."""
+    (target, settings), shape = start, request.target_in_engine().architecture
+    name, dtype = request.engine_name, settings.dtype
+    weights = weight_bytes_per_pass(shape, DTYPE_BYTES[dtype])
     # two engines, half of a target for the draft
     if 2.5 * (weights + ENGINE_BYTES) > device.memory_bytes:
         yield otherwise
         return
-    here = can_run(name, ref)
-    settings = EngineSettings(
-        dtype=dtype,
-        max_len=128,
-        threads=device.threads,
-        python=request.engine_python,
-        dummy_weights=not here,
-    )
     key = f"{name} {dtype}"
     known = profile.probe_reference_s.get(key)
     probe = PlainSteps(
         lambda: registry.make_engine(name, settings),
-        engine_target(ref, name, dtype) if here else write_shape(ref.architecture, base / "plain"),
-        ref.architecture.vocab_size,
+        target,
+        shape.vocab_size,
         reference_s=known,
         otherwise=otherwise,
     )

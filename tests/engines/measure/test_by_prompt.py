@@ -46,7 +46,6 @@ class FakeEngine:
 
     name = "fake"
     version = "1"
-    concurrent = False
     synthesises = False
     schedules = False
     wrong: frozenset[str] = frozenset()

@@ -66,8 +66,10 @@ def test_only_rounds_that_were_asked_for_gamma_and_not_cut_are_whole() -> None:
     def lengths(handed: list[int], limit: int, ended: bool) -> list[int]:
         asked = worker.openvino_worker.Worker()
         asked.gamma = 3
-        arrivals = [float(number) for number in range(len(handed))]
-        answer = asked.result("p", [0] * sum(handed), handed, arrivals, 9.0, limit, ended)
+        one = worker.openvino_worker.Request({"id": "p", "token_ids": [0]}, None, 0.0)
+        one.token_ids, one.lengths = [0] * sum(handed), handed
+        one.times = [float(number) for number in range(len(handed))]
+        answer = asked.result(one, 9.0, limit, ended)
         return list(answer["round_lengths"])
 
     assert lengths([1, 4, 2, 1, 2], 10, ended=False) == [4, 2]

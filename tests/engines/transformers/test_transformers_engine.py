@@ -12,7 +12,7 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 
 from archsearch.acceptance.lookup import LookupText, Ngram, replay
 from archsearch.architecture.architecture import Architecture
-from archsearch.engines.child.answers import drafting_rounds, round_statistics, whole_rounds
+from archsearch.engines.child.answers import drafting_rounds, round_statistics
 from archsearch.engines.engine import (
     Engine,
     EnginePrompt,
@@ -171,6 +171,10 @@ def test_an_end_token_cuts_the_last_round(target, near) -> None:
 
 
 def test_whole_rounds() -> None:
+    def whole_rounds(lengths: list[int], gamma: int, room: int, ended: bool) -> list[int]:
+        found = drafting_rounds(lengths, [gamma] * len(lengths), room, ended)
+        return [length for _, length in found]
+
     # 10 tokens at gamma 3: after 4 + 1 + 2 = 7 written only 2 may be drafted.
     assert whole_rounds([4, 1, 2, 3], 3, 10, ended=False) == [4, 1, 2]
     assert whole_rounds([4, 1, 2], 3, 10, ended=True) == [4, 1]

@@ -20,7 +20,7 @@ from typing import Any
 # Where `loop` is; siblings are found beside the script.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "child"))
 
-from answers import answer_of, whole_rounds
+from answers import answer_of, drafting_rounds
 from convert import check_layers, converted, model_folder, openvino_errors, precision, version_of
 from loop import Failed, Message, UserError, claim_stdout, end_tokens, run
 
@@ -100,6 +100,17 @@ class Request:
         self.lengths: list[int] = []
         self.times: list[float] = []
         self.steps: list[int] = []
+
+    def step(self, gamma: int, limit: int) -> Message:
+        """What its next step takes. The draft reads the prompt in its first round."""
+        number, written = len(self.lengths), sum(self.lengths)
+        wanted = asked(written, gamma, limit) if number else 0
+        return {
+            "gamma": wanted,
+            "target_tokens": wanted + 1 if number else self.prompt,
+            "prefill": number == 0 or (number == 1 and gamma > 0),
+            "context": float(self.prompt + written) if number else 0.0,
+        }
 
 
 class Worker:
@@ -276,12 +287,12 @@ class Worker:
                 f"OpenVINO GenAI counted {sum(sizes)} tokens in {len(times)} steps but wrote"
                 f" {len(written)}"
             )
-        token_ids = written[:end] if end else written
-        lengths = trimmed(sizes, len(token_ids))
-        arrivals = times[: len(lengths)]
+        request = Request(prompt, None, started)
+        request.token_ids = written[:end] if end else written
+        lengths = trimmed(sizes, len(request.token_ids))
+        request.times = arrivals = times[: len(lengths)]
         # Rounds behind the end, until it was noticed, are no part of the answer.
         seconds -= times[-1] - arrivals[-1]
-        result = self.result(prompt["id"], token_ids, lengths, arrivals, seconds, limit, end > 0)
         first = seconds - (arrivals[-1] - arrivals[0])
         walls = [first, *(b - a for a, b in pairwise(arrivals))]
         if self.gamma:
@@ -294,10 +305,7 @@ class Worker:
             targets = [value / 1e6 for value in forwards] if len(forwards) >= len(lengths) else []
             passes = None
         steps: list[Message] = []
-        written_before = 0
-        prompt_tokens = len(prompt["token_ids"])
         for index, length in enumerate(lengths):
-            wanted = asked(written_before, self.gamma, limit) if index else 0
             row = passes[index] if passes is not None else []
             whole = index > 1 and lengths[index - 1] == self.gamma + 1
             steps.append(
@@ -305,36 +313,24 @@ class Worker:
                     "batch": 1,
                     "written": length,
                     "seconds": walls[index],
-                    "gamma": wanted,
-                    "target_tokens": prompt_tokens if index == 0 else wanted + 1,
+                    **request.step(self.gamma, limit),
                     "target_s": targets[index] if index < len(targets) else None,
                     "draft_s": row,
-                    "draft_tokens": draft_pass_tokens(len(row), index == 1, prompt_tokens, whole),
-                    # The draft reads the prompt in its first round.
-                    "prefill": index == 0 or (index == 1 and self.gamma > 0),
-                    "context": float(prompt_tokens + written_before) if index else 0.0,
+                    "draft_tokens": draft_pass_tokens(len(row), index == 1, request.prompt, whole),
                 }
             )
-            written_before += length
-        return result, steps
+            request.lengths.append(length)
+        return self.result(request, seconds, limit, end > 0), steps
 
-    def result(
-        self,
-        prompt_id: str,
-        token_ids: list[int],
-        lengths: list[int],
-        arrivals: list[float],
-        seconds: float,
-        limit: int,
-        ended: bool,
-    ) -> Message:
+    def result(self, request: Request, seconds: float, limit: int, ended: bool) -> Message:
         """With a draft the first hand-over ends with the first round: the draft reads the prompt in
         it."""
-        merged = 2 if self.gamma and len(lengths) > 1 else 1
-        rounds = whole_rounds(lengths[1:], self.gamma, limit - lengths[0], ended)
-        whole = [(self.gamma, length) for length in rounds]
-        handed = (arrivals[merged - 1 :], [sum(lengths[:merged]), *lengths[merged:]])
-        return answer_of(prompt_id, token_ids, seconds, handed, whole, self.gamma)
+        lengths, gamma = request.lengths, self.gamma
+        merged = 2 if gamma and len(lengths) > 1 else 1
+        later = lengths[1:]
+        whole = drafting_rounds(later, [gamma] * len(later), limit - lengths[0], ended)
+        handed = (request.times[merged - 1 :], [sum(lengths[:merged]), *lengths[merged:]])
+        return answer_of(request.prompt_id, request.token_ids, seconds, handed, whole, gamma)
 
     def together(self, prompts: Sequence[Message], config: Any, limit: int) -> Message:
         """Many requests at once, step by step: which request wrote how many tokens in which step,
@@ -368,14 +364,13 @@ class Worker:
                         new += output.generated_ids
                 if not new:
                     continue
-                first = not request.lengths
-                wanted = 0 if first else asked(len(request.token_ids), self.gamma, limit)
+                own = request.step(self.gamma, limit)
                 step["batch"] += 1
                 step["written"] += len(new)
-                step["gamma"] = max(step["gamma"], wanted)
-                step["target_tokens"] += request.prompt if first else wanted + 1
-                step["prefill"] |= first or (self.gamma > 0 and len(request.lengths) == 1)
-                step["context"] += 0 if first else request.prompt + len(request.token_ids)
+                step["gamma"] = max(step["gamma"], own["gamma"])
+                step["prefill"] |= own["prefill"]
+                for name in ("target_tokens", "context"):
+                    step[name] += own[name]
                 request.token_ids += new
                 request.lengths.append(len(new))
                 request.times.append(after)
@@ -399,15 +394,7 @@ class Worker:
             self.target_seconds(request, steps)
             ended = request.token_ids[-1] in config.stop_token_ids
             seconds = request.times[-1] - request.admitted
-            results[request.prompt_id] = self.result(
-                request.prompt_id,
-                request.token_ids,
-                request.lengths,
-                request.times,
-                seconds,
-                limit,
-                ended,
-            )
+            results[request.prompt_id] = self.result(request, seconds, limit, ended)
         return {"results": [results[prompt["id"]] for prompt in prompts], "steps": steps}
 
     def target_seconds(self, request: Request, steps: list[Message]) -> None:

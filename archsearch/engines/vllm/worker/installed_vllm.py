@@ -4,7 +4,8 @@ line each, of the kind that the parent prints."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from typing import Any
 
 from loop import Failed, UserError
 
@@ -38,17 +39,17 @@ def is_memory(error: BaseException) -> bool:
 
 
 def telling(
-    call: Callable[[Mapping[str, object]], dict[str, object]], *, starting: bool = False
-) -> Callable[..., dict[str, object]]:
+    call: Callable[..., dict[str, Any]], *, starting: bool = False
+) -> Callable[..., dict[str, Any]]:
     """`call` with vLLM's errors turned into those that the parent prints in one line; a bug of ours
     stays what it is.
 
     While `starting`, ValueError and OSError are vLLM's checks of what it was asked for.
     """
 
-    def reported(request: Mapping[str, object]) -> dict[str, object]:
+    def reported(*asked: Any) -> dict[str, Any]:
         try:
-            return call(request)
+            return call(*asked)
         except (UserError, Failed):
             raise
         except Exception as error:
@@ -74,15 +75,6 @@ OLDEST = (0, 32)
 all in one release."""
 
 
-def version_tuple(version: str) -> tuple[int, ...]:
-    """(0, 32) of "0.32.1+cpu"."""
-    numbers = []
-    for part in version.split(".")[:2]:
-        digits = "".join(character for character in part if character.isdigit())
-        numbers.append(int(digits or 0))
-    return tuple(numbers)
-
-
 def installed_version() -> str:
     """vLLM's version, read without loading it."""
     from importlib.metadata import PackageNotFoundError, version
@@ -98,7 +90,9 @@ def installed_version() -> str:
 def checked_version() -> str:
     """Raises UserError for a vLLM older than this was written for."""
     version = installed_version()
-    if version_tuple(version) < OLDEST:
+    from packaging.version import Version  # vLLM needs it too
+
+    if Version(version).release < OLDEST:
         needed = ".".join(map(str, OLDEST))
         raise UserError(
             f"vLLM {version} is too old: {needed} or newer is needed; run: archsearch engine"

@@ -11,6 +11,7 @@ import sys
 import time
 import zlib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "child"))
 from counting import Counters, PassClock, Request, disagreement
 from cpu_build import CHANCES, expands_rightly, mend_cpu_build
 from installed_vllm import check_loads, checked_version, telling
-from loop import Failed, Message, UserError, claim_stdout, end_tokens, serve
+from loop import Failed, Message, UserError, claim_stdout, end_tokens, run
 from model_config import (
     cache_gib,
     join_context_weights,
@@ -62,6 +63,13 @@ class Worker:
 
     # -- start
 
+    def versions(self, _: Message) -> Message:
+        return {"version": checked_version()}
+
+    def stop(self, _: Message) -> Message:
+        return {}
+
+    @partial(telling, starting=True)
     def start(self, ask: Message) -> Message:
         if self.llm is not None:
             raise RuntimeError("this worker runs an engine already")
@@ -163,6 +171,7 @@ class Worker:
 
     # -- generate
 
+    @telling
     def generate(self, ask: Message) -> Message:
         temperature, limit = float(ask["temperature"]), int(ask["max_new_tokens"])
         if temperature > 0 and self.gamma and not self.samples_rightly:
@@ -283,6 +292,7 @@ class Worker:
 
     # -- logits
 
+    @telling
     def logits(self, ask: Message) -> Message:
         """The target's raw logits of `candidates` after `token_ids`: those of the step that
         processes the prompt."""
@@ -362,25 +372,9 @@ def _model_runner(llm: Any) -> Any:
     return getattr(getattr(wrapper, "worker", None), "model_runner", None)
 
 
-def versions(request: Message) -> Message:
-    """vLLM's version, read without loading it."""
-    return {"version": checked_version(), "python": sys.version.split()[0]}
-
-
 def main() -> None:
     """Serve stdin until it ends."""
-    answers = claim_stdout()
-    worker = Worker()
-    handlers = {"start": telling(worker.start, starting=True), "generate": telling(worker.generate)}
-    serve(
-        {
-            **handlers,
-            "logits": telling(worker.logits),
-            "versions": versions,
-            "stop": lambda request: {},
-        },
-        answers,
-    )
+    run(Worker(), claim_stdout())
 
 
 if __name__ == "__main__":
