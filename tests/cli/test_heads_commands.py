@@ -147,7 +147,7 @@ def test_families_of_a_run_are_compared_on_its_text(with_heads: Path) -> None:
     assert head.seconds == record["seconds"] > 0 and "does not run eagle3" in head.note
     assert head.tau.value == record["heldout"]["tau"][str(head.gamma)]["value"] and not head.assumed
     assert ngram.seconds == 0 and ngram.tau.source == "measured" and not ngram.assumed
-    text = "\n".join(family_lines(list(found.values())))
+    text = "\n".join(family_lines(list(found.values()), Path("runs/a"), "vllm"))
     assert (
         "held-out tokens" in text
         and "none" in text
