@@ -3,15 +3,13 @@ not be those of the profile.
 
 A pass costs the engine
 
-    seconds = c . [1, layers, weight bytes from memory, weight bytes from the cache, head bytes,
-    GEMM FLOPs, head FLOPs,
-                   KV bytes, tokens, layers x tokens]   c >= 0, least squares of the relative errors
+    seconds = c . FEATURES   c >= 0, least squares of the relative errors
 
 times a Gaussian process over the shape for what that misses. Kernels are chosen by the number of
 tokens, so times jump (OpenVINO's pass of 2 tokens takes longer than its pass of 4): a pass that was
-itself measured, as every target's are, is answered by its row for as much as the row is surer than
-the smooth model. What a step takes beside its passes (sampling, scheduling, hand-over) is
-`AddedFit`.
+itself measured, as every target's are, is answered by the mean of its rows over contexts for as
+much as they are surer than the smooth model. What a step takes beside its passes (sampling,
+scheduling, hand-over) is `AddedFit`.
 """
 
 from __future__ import annotations
@@ -118,7 +116,6 @@ class EnginePasses:
         rows, rests = measured("pass"), measured("rest")
         self.rows = rows
         self.largest_batch = max((PassShape.of(row).batch for row in rows), default=1)
-        self._own: dict[_Key, list[tuple[int, float, float]]] = {}
         self._fit_passes(rows)
         self.rest_ = AddedFit.fit(rests)
         scattered = engine_facts(engine).scattered_head
@@ -144,10 +141,17 @@ class EnginePasses:
             np.array(inputs), log_ratio, min_noise=0.01, bounds=(0.7, 30.0)
         )
         self.loo_ = np.expm1(self._residual.leave_one_out())
+        seen: dict[_Key, list[tuple[float, float]]] = {}  # (log(measured / base), 1 / error^2)
         for row, (arch, part, cold, is_target), ratio in zip(rows, asked, log_ratio, strict=True):
-            error = math.hypot(row.relative_std, START_STD)
+            weight = 1.0 / (row.relative_std**2 + START_STD**2)
             key = (arch, part.batch, part.tokens, cold, is_target)
-            self._own.setdefault(key, []).append((part.context, float(ratio), error))
+            seen.setdefault(key, []).append((float(ratio), weight))
+        # one log ratio of each pass and its error: kernels jump with tokens, not with context
+        self._own: dict[_Key, tuple[float, float]] = {}
+        for key, found in seen.items():
+            ratios, weights = zip(*found, strict=True)
+            mean = float(np.average(ratios, weights=weights))
+            self._own[key] = mean, math.fsum(weights) ** -0.5
 
     # --- what a pass is made of
 
@@ -192,22 +196,19 @@ class EnginePasses:
         mean, std = self._residual.predict(np.array(inputs))
         own = self._own.get((arch, part.batch, part.tokens, cold, is_target))
         if own:
-            ratio, error, share = self._row(own, part.context)
+            ratio, error = own
+            share = self._share(error)
             mean += share * (ratio - mean)
             std = math.hypot((1.0 - share) * std, share * error)
         features = self._features(arch, part, cold, is_target, self.cache_)
         value = linear(self._coefficients, features) * math.exp(mean)
         return Estimate(value, std * value, "modelled")
 
-    def _row(self, own: list[tuple[int, float, float]], context: int) -> tuple[float, float, float]:
-        """log(measured / base) of the row of a pass nearest to a context, its error, and how much
-        it counts beside the smooth model."""
-        weights = np.array([error**-2 for _, _, error in own])
-        ratio = float(np.average([ratio for _, ratio, _ in own], weights=weights))
-        error = float(weights.sum() ** -0.5)
+    def _share(self, error: float) -> float:
+        """How much rows with that error count beside the smooth model."""
         # what the smooth part leaves over: jumps of kernels, where a row is steady
         structure = self._residual.noise
-        return ratio, error, structure / (structure + error**2)
+        return float(structure / (structure + error**2))
 
     def grid_s(self, grid: ShapeGrid, passes: Sequence[Pass]) -> list[Numbers]:
         """Seconds of each pass of each draft of a grid, as `forward_s`, without std."""
@@ -218,9 +219,9 @@ class EnginePasses:
             mean = np.broadcast_to(means[..., number], grid.shape).copy()
             for key, own in self._own.items():
                 if key[1:] == (part.batch, part.tokens, cold, False):
-                    ratio, _, share = self._row(own, part.context)
+                    ratio, error = own
                     for place in grid.places_of(key[0]):
-                        mean[place] += share * (ratio - mean[place])
+                        mean[place] += self._share(error) * (ratio - mean[place])
             features = self._features(grid, part, cold, False, self.cache_)
             found.append(linear(self._coefficients, features) * np.exp(mean))
         return found
@@ -261,7 +262,6 @@ class EnginePasses:
         errors = []
         for number, row in enumerate(self.rows):
             others = copy.copy(self)
-            others._own = {}
             others._fit_passes(self.rows[:number] + self.rows[number + 1 :])
             arch, part, cold, is_target = _asked(row)
             found = others.forward_s(arch, part, cold=cold, is_target=is_target)
