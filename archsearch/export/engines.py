@@ -387,9 +387,9 @@ def llama_cpp(setup: Setup) -> Serving:
         if least
         else "`p-min 0` makes it draft exactly gamma tokens (some builds stop earlier by default,"
         " where the draft is unsure).",
-        "An n-gram lookup before it: `--spec-type ngram-simple,"
-        f"{kind} --spec-ngram-simple-size-n {lookup} --spec-ngram-simple-size-m {gamma}"
-        " --spec-ngram-simple-min-hits 1`.",
+        f"With an n-gram lookup before it, in place of `--spec-type {kind}`: `--spec-type"
+        f" ngram-simple,{kind} --spec-ngram-simple-size-n {lookup} --spec-ngram-simple-size-m"
+        f" {max(2, tokens)} --spec-ngram-simple-min-hits 1` (it finds nothing below 2).",
         *named,
         f"Builds from before the flags were renamed take `-md {shlex.quote(draft)} --draft-max"
         f" {gamma} --draft-min 0 --draft-p-min {least:g}`.",
