@@ -101,6 +101,10 @@ class Trace:
         less noise."""
         return self.overlaps if self.sampled else self.agreements
 
+    def is_of(self, texts: Sequence[CachedSequence]) -> bool:
+        """Whether these are the texts that were traced, by how long they are."""
+        return [len(a) for a in self.agreements] == [len(text.greedy_ids) for text in texts]
+
     def ends(self, index: int) -> bool:
         """Whether text `index` ended by itself; False where that was not recorded."""
         return bool(self.ended) and bool(self.ended[index])

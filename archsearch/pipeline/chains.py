@@ -85,7 +85,7 @@ class Replays:
         trace, texts = Trace.load(draft.folder / "trace.npz"), trainer.texts
         if (texts.folder / "heldout" / "done.json").exists():
             for cache in (texts.choosing(), texts.heldout()):
-                if tuple(each.id for each in cache.sequences) == trace.ids:
+                if trace.is_of(cache.sequences):
                     own = texts_of(cache.sequences)
                     return cls(scorer.at_batch(1), engine, draft, trace, own)
         raise ArchsearchError(

@@ -74,7 +74,7 @@ from archsearch.runs.confirmed import (
 from archsearch.schedule import Ranges, SchedulePoint, largest_gamma, schedule_from_points
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import RoundTerms
-from archsearch.text.prompt_set import LEAST_HALF, PromptSet, spread
+from archsearch.text.prompt_set import LEAST_HALF, spread
 from archsearch.text.prompts import read_prompts
 from archsearch.traffic.curve import speedup_when_off
 from archsearch.workload import GGUF_DTYPES
@@ -242,7 +242,7 @@ def confirm_rank(
     result = Confirmed(
         **vars(best),
         rank=rank,
-        prompts_seen=None if prompts else seen_words(bench.trainer.prompts, case.folder),
+        prompts_seen=None if prompts else seen_words(bench.trainer, case.folder),
         architecture=case.shape.label(),
         identical_output_float32=exact,
         identical_output_unchecked=unchecked,
@@ -355,10 +355,10 @@ def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
     return result
 
 
-def seen_words(prompts: PromptSet, folder: Path) -> str | None:
+def seen_words(trainer: DraftTrainer, folder: Path) -> str | None:
     """Why the prompts that confirm were seen when the draft in `folder` was trained or chosen; None
     where neither has seen them."""
-    training = read_training(folder)
+    prompts, training = trainer.prompts, read_training(folder)
     if training is not None and training.taken_from:
         return (
             "the draft was trained elsewhere, perhaps on these prompts, which flatters it; its"
@@ -369,10 +369,9 @@ def seen_words(prompts: PromptSet, folder: Path) -> str | None:
             f"the {len(prompts.heldout)} held-out prompts are too few to split (at least"
             f" {2 * LEAST_HALF}): the same ones chose the draft, which flatters it"
         )
-    if len(Trace.load(folder / "trace.npz").agreements) > len(prompts.choosing):
+    if not Trace.load(folder / "trace.npz").is_of(trainer.texts.choosing().sequences):
         return (
-            "the draft was chosen on these prompts too (an earlier version measured it on all that"
-            " are held out)"
+            "the draft was chosen on some of these prompts too (an earlier version held out others)"
         )
     return None
 

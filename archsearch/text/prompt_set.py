@@ -3,9 +3,9 @@ that a draft is to learn from, in one sentence each."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -54,17 +54,13 @@ class PromptSet:
         return self._half(1) if self.split else list(self.heldout)
 
     def _half(self, which: int) -> list[Prompt]:
-        """Every second prompt of each category, in the file's order: both halves have the same
-        share of each kind."""
-        seen: Counter[str] = Counter()
-        chosen = []
-        for prompt in self.heldout:
-            # Small categories start with the half that the categories before them left shorter.
-            if prompt.category not in seen:
-                seen[prompt.category] = len(seen) % 2
-            if seen[prompt.category] % 2 == which:
-                chosen.append(prompt)
-            seen[prompt.category] += 1
+        """Both halves have the same share of each category, and of long and short prompts: what
+        answers a long one (a text to sum up, code to mend) is easier to draft."""
+        ranked = sorted(self.heldout, key=lambda p: (p.category, len(p.text)))
+        chosen: list[Prompt] = []
+        for number, (_, alike) in enumerate(groupby(ranked, key=lambda p: p.category)):
+            # Neighbours in length apart: 0 1 1 0. Categories of one take turns.
+            chosen += [p for i, p in enumerate(alike) if (number + (i + 1) // 2) % 2 == which]
         return chosen
 
     def check_apart(self) -> None:

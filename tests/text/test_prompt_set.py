@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,6 +55,19 @@ def test_halves_stay_balanced_with_sorted_files_and_categories_of_one() -> None:
         )
     singles = made([f"kind {i}" for i in range(20)])
     assert abs(len(singles.choosing) - len(singles.confirming)) <= 1
+
+
+def test_long_prompts_do_not_gather_in_one_half() -> None:
+    """Lengths of a heavy tail in an order that puts every long one at an even place."""
+    lengths = [2**i if place == 0 else 10 + i for i in range(17) for place in range(2)]
+    prompts = [Prompt((("user", "x" * length),), "", "", 0) for length in lengths]
+    found = PromptSet([], prompts, "made up")
+    first, second = (
+        sorted(len(p.text) for p in half) for half in (found.choosing, found.confirming)
+    )
+    assert len(first) == len(second) == 17 and sorted(first + second) == sorted(lengths)
+    ratios = np.log(first) - np.log(second)
+    assert abs(ratios).max() < np.log(2.1) and abs(ratios.mean()) < 0.1
 
 
 def test_a_file_too_small_to_split_serves_both_ends() -> None:
