@@ -42,8 +42,13 @@ def test_the_probe_takes_the_dtype_whose_steps_are_faster(monkeypatch, slow, fas
     assert cpu.faster_dtype(identify_cpu(), TINY, 8, seconds=5.0) == fast
 
 
-def test_the_demo_asks_for_one_dtype_two_finalists_and_no_head(monkeypatch, tmp_path) -> None:
+@pytest.mark.parametrize("sweeps", [[300], [34, 180, 260], [34, 34]])
+def test_the_demo_asks_for_one_dtype_two_finalists_and_no_head(
+    monkeypatch, tmp_path, sweeps
+) -> None:
+    """A busy machine is profiled until there are enough rows, or no more come."""
     asked: dict[str, Any] = {}
+    rows = [0]
 
     def searched(request: pipeline.SearchRequest, *, anyway: bool) -> dict[str, Any]:
         asked["search"] = request
@@ -51,19 +56,20 @@ def test_the_demo_asks_for_one_dtype_two_finalists_and_no_head(monkeypatch, tmp_
 
     def profiled(request: pipeline.ProfileRequest) -> dict[str, Any]:
         asked["profile"] = request
-        return {"rows": 1, "folder": "f"}
+        rows.append(sweeps[len(rows) - 1])
+        return {"rows": rows[-1], "folder": "f"}
 
     monkeypatch.setattr(pipeline, "check_weights", lambda target: None)
     monkeypatch.setattr(pipeline, "search", searched)
     monkeypatch.setattr(pipeline, "profile_device", profiled)
     monkeypatch.setattr(pipeline, "export_rank", lambda *_: {"output": "o", "note": "n"})
     monkeypatch.setattr(cpu, "faster_dtype", lambda *_: "float32")
-    monkeypatch.setattr(demo, "profiled", lambda: False)
+    monkeypatch.setattr(demo, "profiled", lambda: rows[-1] >= demo.ENOUGH_ROWS)
     monkeypatch.setattr(demo, "demo_text", lambda *_: "")
     target = SimpleNamespace(architecture=TINY)
     monkeypatch.setattr("archsearch.models.targets.resolve_target", lambda name: target)
     demo.run_demo(budget_s=60.0, output=Path("o"), run_path=tmp_path)
-    assert asked["profile"].dtypes == ("float32",)
+    assert asked["profile"].dtypes == ("float32",) and rows[1:] == sweeps
     search = asked["search"]
     assert (search.finalists, search.confirm, search.families) == (2, 1, ())
 
