@@ -27,6 +27,7 @@ from archsearch.acceptance.estimator import (
     GivenAcceptance,
 )
 from archsearch.acceptance.prior import PriorAcceptance
+from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.heads import ChainHead
 from archsearch.estimate import QUANTILE_95, Estimate
@@ -245,29 +246,39 @@ def _bought(drafter: Drafter, context: AcceptanceContext) -> AcceptanceContext:
     return replace(context, trained_tokens=float(tokens))
 
 
-def gap_std(
-    first: Drafter, second: Drafter, estimator: AcceptanceEstimator, context: AcceptanceContext
-) -> float:
+Asked = tuple[Drafter, AcceptanceContext]
+"""A drafter, and where its acceptance is asked about."""
+
+
+def in_table(drafter: Drafter) -> bool:
+    """Whether the prior's table relates a drafter to others."""
+    return drafter.acceptance not in _OWN
+
+
+def table_row(
+    drafter: Drafter, context: AcceptanceContext
+) -> tuple[Architecture, AcceptanceContext]:
+    """What the table is asked for of a drafter."""
+    return drafter.architecture, context_for(drafter, context)
+
+
+def gap_std(first: Asked, second: Asked, estimator: AcceptanceEstimator) -> float:
     """Std of logit(alpha of first) - logit(alpha of second).
 
-    Between families what the table knows of both is correlated: a study's target, domain and
-    temperature are the same.
+    Between families, and drafts made in different ways, what the table knows of both is correlated:
+    a study's target, domain and temperature are the same.
     """
-    if first.family == second.family or isinstance(estimator, GivenAcceptance):
-        alike = estimator.difference_std(
-            first.architecture, second.architecture, context_for(first, context)
-        )
-        if isinstance(estimator, GivenAcceptance):
-            return alike
-        decades = _decades(first, context) - _decades(second, context)
+    (one, context), (other, others) = first, second
+    if isinstance(estimator, GivenAcceptance):
+        return estimator.difference_std(one.architecture, other.architecture, context)
+    if one.family == other.family and context == others:
+        shape, place = table_row(one, context)
+        alike = estimator.difference_std(shape, other.architecture, place)
+        decades = _decades(one, context) - _decades(other, context)
         return math.hypot(alike, HEAD_SIZE.std * decades)
-    contexts = context_for(first, context), context_for(second, context)
-    in_table = not {first.acceptance, second.acceptance} & set(_OWN)
-    if isinstance(estimator, PriorAcceptance) and in_table:
-        return estimator.gap_std(
-            (first.architecture, contexts[0]), (second.architecture, contexts[1])
-        )
-    both = (acceptance_of(each, estimator, context).acceptance for each in (first, second))
+    if isinstance(estimator, PriorAcceptance) and in_table(one) and in_table(other):
+        return estimator.gap_std(table_row(*first), table_row(*second))
+    both = (acceptance_of(each, estimator, where).acceptance for each, where in (first, second))
     return math.hypot(*(logit_std(found.alpha) for found in both))
 
 

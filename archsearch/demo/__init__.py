@@ -40,7 +40,8 @@ def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]
     target = resolve_target(TARGET)
     pipeline.check_weights(target)
     say(f"This takes about {human_time(PROFILE_BUDGET_S + budget_s + OTHER_S)} on two quiet cores.")
-    dtype, rows = "", -1
+    dtype: str | None = None
+    rows: object = None
     while not profiled():  # a busy machine takes more than one budget
         dtype = dtype or faster_dtype(identify_cpu(), target.architecture, CONTEXT)
         say(
@@ -56,7 +57,7 @@ def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]
         )
         summary = pipeline.profile_device(request)
         say(f"{summary['rows']} rows in {summary['folder']}, at least {ENOUGH_ROWS} are asked for")
-        if summary["rows"] <= rows:
+        if summary["rows"] == rows:
             break
         rows = summary["rows"]
     say(

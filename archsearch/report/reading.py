@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
-from archsearch.acceptance.estimator import AcceptanceContext
-from archsearch.acceptance.families import gap_std
+from archsearch.acceptance.estimator import AcceptanceContext, GivenAcceptance
 from archsearch.acceptance.measured import Trace
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.acceptance.replay import replay_tau
@@ -41,8 +39,7 @@ from archsearch.runs.tables import (
     planned_schedule,
 )
 from archsearch.schedule import GammaSchedule
-from archsearch.search.objective import Score, grouped, speedup_gap_std
-from archsearch.speedup import logit_std
+from archsearch.search.objective import Score, difference_std, grouped
 
 _T = TypeVar("_T")
 # acceptance by position is drawn at least so far: what a larger gamma would find
@@ -254,17 +251,10 @@ def groups(run: Run, scores: Sequence[Score]) -> dict[int, int]:
         int(asked.get("context", 512)),
         str(asked.get("domain", "narrow")),
     )
-    prior = PriorAcceptance()
-
-    def std_of(first: Score, second: Score) -> float:
-        """By the prior's own gap of logit(alpha) where both come from it, else both stds."""
-        if first.alpha.source == second.alpha.source == "prior":
-            gap = gap_std(first.proposer, second.proposer, prior, context)
-        else:
-            gap = math.hypot(logit_std(first.alpha), logit_std(second.alpha))
-        return speedup_gap_std(first, second, gap)
-
-    found = enumerate(grouped(scores, std_of), start=1)
+    given = any(score.alpha.source == "given" for score in scores)
+    prior = GivenAcceptance(0.5) if given else PriorAcceptance()
+    tied = grouped(scores, lambda one, two: difference_std(one, two, prior, lambda score: context))
+    found = enumerate(tied, start=1)
     return {score.rank or 0: number for number, group in found for score in group}
 
 

@@ -24,18 +24,15 @@ import numpy as np
 
 from archsearch import speedup as speculation
 from archsearch.acceptance.estimator import AcceptanceContext, AcceptanceEstimator
-from archsearch.acceptance.families import acceptance_of, context_for, gap_std
+from archsearch.acceptance.families import Asked, acceptance_of, gap_std, in_table, table_row
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.architecture.architecture import Architecture
-from archsearch.drafters.drafter import Drafter
 from archsearch.estimate import Array, Estimate
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.ranking import best_of_each
 from archsearch.search.rungs import draws_of
 
 MOST: Final = 24  # of the best candidates that are looked at
-# kinds of drafters that the table relates
-IN_TABLE: Final = ("independent", "eagle1", "eagle3", "mtp", "block", "medusa")
 _DRAWS: Final = 4096
 AMONG: Final = 6  # of which two are trained for short
 
@@ -153,8 +150,8 @@ class Belief:
         prior = self.scorer.acceptance
         if not isinstance(prior, PriorAcceptance):
             return None
-        known = [score.proposer.acceptance in IN_TABLE for score in self.scores]
-        asked = [_in_table(*each) for each, yes in zip(self.drafters, known, strict=True) if yes]
+        known = [in_table(score.proposer) for score in self.scores]
+        asked = [table_row(*each) for each, yes in zip(self.drafters, known, strict=True) if yes]
         joint = prior.joint([*asked, draft])
         cross = np.zeros((len(self.scores), 1))
         cross[known] = self.slopes[known][:, None] * joint[:-1, -1:]
@@ -240,42 +237,22 @@ def _but_heads(score: Score) -> object:
     return score.family, arch.num_hidden_layers, sizes
 
 
-def logit_covariance(
-    acceptance: AcceptanceEstimator, drafters: Sequence[tuple[Drafter, AcceptanceContext]]
-) -> Array:
+def logit_covariance(acceptance: AcceptanceEstimator, drafters: Sequence[Asked]) -> Array:
     """[n, n] covariance of logit(alpha) of drafters, each asked for in its own context: the
     estimator's own where it knows all of them, else what the stds and those of the differences
     say."""
-    known = all(drafter.acceptance in IN_TABLE for drafter, _ in drafters)
+    known = all(in_table(drafter) for drafter, _ in drafters)
     if isinstance(acceptance, PriorAcceptance) and known:
-        return acceptance.joint([_in_table(*each) for each in drafters])
+        return acceptance.joint([table_row(*each) for each in drafters])
     alphas = [
         acceptance_of(each, acceptance, context).acceptance.alpha for each, context in drafters
     ]
     own = np.array([speculation.logit_std(alpha) ** 2 for alpha in alphas])
 
-    def gap(
-        first: tuple[Drafter, AcceptanceContext], second: tuple[Drafter, AcceptanceContext]
-    ) -> float:
-        """std of the difference of logit(alpha)."""
-        if first == second:
-            return 0.0
-        (a, context), (b, other) = first, second
-        if context == other:
-            return gap_std(a, b, acceptance, context)
-        if isinstance(acceptance, PriorAcceptance) and {a.acceptance, b.acceptance} <= set(
-            IN_TABLE
-        ):
-            return acceptance.gap_std(_in_table(a, context), _in_table(b, other))
-        return math.sqrt(own[drafters.index(first)] + own[drafters.index(second)])
-
-    gaps = np.array([[gap(a, b) ** 2 for b in drafters] for a in drafters])
+    gaps = np.array(
+        [[gap_std(a, b, acceptance) ** 2 if a != b else 0.0 for b in drafters] for a in drafters]
+    )
     return 0.5 * (own[:, None] + own[None, :] - gaps)
-
-
-def _in_table(drafter: Drafter, context: AcceptanceContext) -> Draft:
-    """What the table is asked for of a drafter."""
-    return drafter.architecture, context_for(drafter, context)
 
 
 def climbs(score: Score) -> bool:

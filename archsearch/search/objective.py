@@ -502,29 +502,25 @@ def score(
     return Scorer(target, workload, latency, acceptance, max_gamma=max_gamma, domain=domain)(draft)
 
 
+Contexts = Callable[[Score], AcceptanceContext]
+"""Where acceptance was asked about each score."""
+
+
 def difference_std(
-    first: Score, second: Score, acceptance: AcceptanceEstimator, context: AcceptanceContext
+    first: Score, second: Score, acceptance: AcceptanceEstimator, contexts: Contexts
 ) -> float:
-    """Std of ln(speedup of first / speedup of second), see `speedup_gap_std`; the alphas by what
-    the estimator says of both, of two families of which one was measured by their own stds."""
-    if first.family != second.family and "measured" in (first.alpha.source, second.alpha.source):
-        return speedup_gap_std(
-            first,
-            second,
-            math.hypot(speculation.logit_std(first.alpha), speculation.logit_std(second.alpha)),
-        )
-    return speedup_gap_std(
-        first, second, gap_std(first.proposer, second.proposer, acceptance, context)
-    )
+    """Std of ln(speedup of first / speedup of second).
 
-
-def speedup_gap_std(first: Score, second: Score, gap: float) -> float:
-    """Std of ln(speedup of first / speedup of second), from `gap`, the std of the difference of the
-    logits of their alphas.
-
-    What stays is that gap and the error of each draft's own time (taken as independent, which is
-    cautious: one latency model prices both).
+    The gap of their logits of alpha is what the estimator says of both, each in its own context,
+    or, where one was measured, by their own stds. To it comes the error of each draft's own time
+    (taken as independent, which is cautious: one latency model prices both).
     """
+    both = first, second
+    if any(score.alpha.source == "measured" for score in both):
+        gap = math.hypot(*(speculation.logit_std(score.alpha) for score in both))
+    else:
+        one, other = ((score.proposer, contexts(score)) for score in both)
+        gap = gap_std(one, other, acceptance)
     sensitivities = []
     variance = 0.0
     for item in (first, second):

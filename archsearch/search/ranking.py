@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from archsearch.acceptance.estimator import AcceptanceContext
-from archsearch.acceptance.families import context_for
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.needs import Needs
-from archsearch.search.objective import Score, Scorer, difference_std, grouped, speedup_gap_std
+from archsearch.search.objective import Contexts, Score, Scorer, difference_std, grouped
 
 
 def best_of_each(
@@ -24,9 +22,6 @@ def best_of_each(
     for score in ranked:
         first.setdefault(what(score), score)
     return list(first.values())
-
-
-Contexts = Callable[[Score], AcceptanceContext]
 
 
 def effort(needs: Needs | None) -> tuple[int, float]:
@@ -43,19 +38,9 @@ def groups_of(
     """`objective.grouped` of scores, by what the scorer's acceptance says of each difference;
     `contexts`: where it was asked about each, where drafts were made in different ways."""
 
-    def std_of(first: Score, second: Score) -> float:
-        one, other = (contexts(s) if contexts else scorer.context for s in (first, second))
-        prior = scorer.acceptance
-        measured = "measured" in (first.alpha.source, second.alpha.source)
-        if one == other or measured or not isinstance(prior, PriorAcceptance):
-            return difference_std(first, second, prior, one)
-        pair = [
-            (score.architecture, context_for(score.proposer, context))
-            for score, context in ((first, one), (second, other))
-        ]
-        return speedup_gap_std(first, second, prior.gap_std(*pair))
-
-    return grouped(scores, std_of)
+    asked = contexts or (lambda score: scorer.context)
+    prior = scorer.acceptance
+    return grouped(scores, lambda one, other: difference_std(one, other, prior, asked))
 
 
 def led_by_need(groups: Sequence[Sequence[Score]]) -> list[Score]:
@@ -131,7 +116,7 @@ def _rival(scorer: Scorer, lead: Score, other: Score, dimension: str) -> Rival:
         other.speedup.value,
         tokens,
         math.log(lead.speedup.value / other.speedup.value) - tokens,
-        difference_std(lead, other, scorer.acceptance, scorer.context),
+        difference_std(lead, other, scorer.acceptance, lambda score: scorer.context),
         _terms(scorer, lead, other),
     )
 

@@ -179,11 +179,8 @@ def test_families_of_one_search_are_told_apart_by_what_both_are_unsure_of() -> N
     alone = math.hypot(*(speculation.logit_std(score.alpha) for score in (eagle3, independent)))
     from archsearch.acceptance.families import gap_std
 
-    assert (
-        0.1
-        < gap_std(eagle3.proposer, independent.proposer, scorer.acceptance, scorer.context)
-        < alone
-    )
+    asked = ((score.proposer, scorer.context) for score in (eagle3, independent))
+    assert 0.1 < gap_std(*asked, scorer.acceptance) < alone
 
 
 def test_a_lookups_mean_round_is_never_shorter_than_a_plain_step() -> None:

@@ -70,7 +70,7 @@ def test_drafts_made_in_different_ways_are_less_surely_apart(make_scorer):
     scorer = make_scorer()
     one, other = scorer(DRAFT), scorer(DRAFT.replace(num_hidden_layers=4))
     shared = replace(scorer.context, training="shared")
-    alike = difference_std(one, other, scorer.acceptance, scorer.context)
+    alike = difference_std(one, other, scorer.acceptance, lambda score: scorer.context)
     gap = 0.5 * alike + 0.5 * alike * 3  # apart by twice the std of drafts made alike
     far = replace(one, speedup=replace(one.speedup, value=other.speedup.value * 2.718281828**gap))
     assert len(groups_of(scorer, [far, other], lambda score: scorer.context)) == 2

@@ -105,7 +105,7 @@ class Belief:
 
     def score_gap_std(self, first: Score, second: Score) -> float:
         """Std of the difference of two ln(speed-up)."""
-        return difference_std(first, second, self.acceptance, self.scorer.context)
+        return difference_std(first, second, self.acceptance, lambda score: self.scorer.context)
 
     def draws(self, scores: Sequence[Score]) -> np.ndarray:
         """[draws, scores] of ln(speed-up) as it may turn out when acceptance is known."""
