@@ -431,12 +431,13 @@ def tau_interval(alpha: Estimate, gamma: int, drift: Estimate | None = None) -> 
 
 
 def speedup_interval(
-    speedup: Estimate, tau_value: Estimate, round_s: Estimate | None = None
+    speedup: Estimate, tau_value: Estimate, gamma: int, round_s: Estimate | None = None
 ) -> tuple[float, float]:
     """5 and 95 % of a speed-up from those of tau; a tau without them counts as known. What its std
     holds besides tau's, the times' part, is normal in the logarithm; on each side the two add in
     squares. A round with bounds of its own counts with them instead of its std: an engine's host
-    may be much slower and hardly faster."""
+    may be much slower and hardly faster. No round is shorter than the plain step whose rows it
+    holds, unless it is predicted so: gamma + 1 tokens are not more than gamma + 1 times as fast."""
     times = max(speedup.relative_std**2 - tau_value.relative_std**2, 0.0)
     rounds = (0.0, 0.0)
     if round_s is not None and round_s.low is not None and round_s.high is not None:
@@ -448,7 +449,8 @@ def speedup_interval(
         sign * math.hypot(part, QUANTILE_95 * math.sqrt(times), max(other, 0.0))
         for sign, part, other in ((-1.0, down, rounds[0]), (1.0, up, rounds[1]))
     )
-    return speedup.value * math.exp(low), speedup.value * math.exp(high)
+    most = (gamma + 1.0) * max(1.0, speedup.value / tau_value.value)
+    return speedup.value * math.exp(low), min(speedup.value * math.exp(high), most)
 
 
 # --- where it pays

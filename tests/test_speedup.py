@@ -199,7 +199,7 @@ def test_intervals_agree_with_sampling(alpha, std, gamma, drift):
     bounds = sp.tau_interval(known, gamma, along)
     close(bounds, taus, 0.02)
     gain = sp.speedup_estimate(middle, *times)
-    close(sp.speedup_interval(gain, middle.between(bounds)), taus * decode / rounds, 0.03)
+    close(sp.speedup_interval(gain, middle.between(bounds), gamma), taus * decode / rounds, 0.03)
 
 
 def test_intervals_of_what_is_known_are_points():
@@ -209,10 +209,14 @@ def test_intervals_of_what_is_known_are_points():
     assert sp.tau_interval(sure, 4) == pytest.approx((value, value)) and sp.tau_interval(
         sure, 0
     ) == (1.0, 1.0)
-    assert sp.speedup_interval(Estimate(2.0, 0.0, "given"), Estimate(value, 0.0, "given")) == (
-        2.0,
-        2.0,
-    )
+    known = Estimate(value, 0.0, "given")
+    assert sp.speedup_interval(Estimate(2.0, 0.0, "given"), known, 4) == (2.0, 2.0)
+    # an unsure host: two tokens a round are at most twice as fast, unless a plain step is the
+    # longer of the two
+    low, high = sp.speedup_interval(Estimate(1.2, 0.8, "modelled"), Estimate(1.6, 0.0, "given"), 1)
+    assert low < 0.6 and high == 2.0
+    high = sp.speedup_interval(Estimate(2.0, 1.0, "modelled"), Estimate(1.6, 0.0, "given"), 1)[1]
+    assert high == pytest.approx(2.5)
     low, high = sp.alpha_interval(Estimate(0.0, 0.01, "measured"))
     assert low == 0.0 and 0.0 < high < 0.1
 

@@ -106,7 +106,7 @@ def rows_text(options: Sequence[Shown], unit: str, most: int = MOST_ROWS) -> lis
     said = ["= cannot be told apart from the first"] * tied
     said += ["m measured, others predicted"] * any(option.measured for option in rows)
     assumed = any(option.score.assumed for option in rows)
-    said += ["* acceptance assumed: ranked by the lower end"] * assumed
+    said += ["* acceptance assumed: ranked as if the lower end were its speed-up"] * assumed
     return [*(line.rstrip() for line in lines), *([". ".join(said) + "."] if said else [])]
 
 
@@ -126,6 +126,7 @@ def sentences(
     lines = [f"Speculation {verdict(best.gain, measured=best.measured)} {where}."]
     if today is not None:
         source = SOURCE_WORDS.get(today.score.alpha.source, "modelled")
+        source = "assumed" if today.score.assumed else source
         how = "measured" if today.measured else f"predicted, acceptance {source}"
         lines.append(f"Today: {today.name}, gamma {today.gamma}: {gain_words(today.gain)} {how}.")
     else:

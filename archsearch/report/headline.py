@@ -83,7 +83,7 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
         *_serving_lines(run, found, lead),
         f"How sure: {stated.words('x')} (one standard deviation; 5 to 95 %:"
         f" {low:.2f}x to {high:.2f}x)"
-        + ("; 1x, no gain, lies inside" if verdict(stated) == "may pay" else "")
+        + ("; 1x, no gain, lies inside" if low < 1.0 < high else "")
         + f". Weakest part: {stated.source} ({SOURCES[stated.source]})."
         + ("" if load is None else f" Predicted: {gain.words('x')}."),
         f"Acceptance: alpha {alpha.words()} ({alpha.source}); {break_even_words(score)}.",

@@ -208,7 +208,7 @@ def _serve(run: Run, options: Sequence[Shown], curves: Curves | None) -> Section
     today = best_at_hand(options, trained=False)
     at = curves.at if curves is not None else {}
     ranks = run.arguments.get("tensor_parallel") or at.get("tensor_parallel")
-    if today is None or ranks is None or today.gain.interval[1] <= 1.0:
+    if today is None or ranks is None or today.gain.value <= 1.0:
         return Section()
     target = hub_name(str(run.arguments.get("target", "")))
     command = serve_command(today, run, target, int(ranks))

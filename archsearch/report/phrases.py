@@ -79,11 +79,20 @@ def host_words(score: Score) -> str:
 
 
 def verdict(gain: Estimate, *, measured: bool = False) -> str:
-    """Whether speculation pays, by the 5 to 95 % interval alone: `may` where 1x lies inside."""
+    """Whether speculation pays, by the 5 to 95 % interval: `may` or `probably does not` where 1x
+    lies inside."""
     low, high = gain.interval
     if low > 1.0:
         return "pays" if measured else "should pay"
-    return "does not pay" if high < 1.0 else "may pay"
+    if high < 1.0:
+        return "does not pay"
+    return "may pay" if gain.value > 1.0 else "probably does not pay"
+
+
+def pays_word(gain: Estimate) -> str:
+    """`verdict` in a column of that name."""
+    words = {"should pay": "yes", "may pay": "may", "does not pay": "no"}
+    return words.get(verdict(gain), "unlikely")
 
 
 def hub_name(target: str) -> str:

@@ -412,7 +412,7 @@ class Scorer:
             tau, self.decode_s, round_s, best.verify_s, self.target_correlation
         )
         if tau.low is not None or round_s.low is not None:  # given acceptance has no bounds
-            gain = gain.between(speculation.speedup_interval(gain, tau, round_s))
+            gain = gain.between(speculation.speedup_interval(gain, tau, gamma, round_s))
         return Score(
             rank=None,
             architecture=drafter.architecture,

@@ -45,12 +45,13 @@ def groups_of(
 
 def led_by_need(groups: Sequence[Sequence[Score]]) -> list[Score]:
     """The scores of `groups` in their order; inside a group the one that takes least to have leads,
-    of equals the best, unless a later group holds a better one for as little: a wide error alone
-    tied it. The others follow as they stand."""
+    of equals the best, unless its acceptance is assumed, or a later group holds a better one for as
+    little: a wide error alone tied it. The others follow as they stand."""
     found: list[Score] = []
     for number, group in enumerate(groups):
         ranked = sorted(group, key=lambda score: -score.ranked_by)
-        leader = min(ranked, key=lambda score: (*effort(score.needs), -score.ranked_by))
+        known = [score for score in ranked if not score.assumed] or ranked
+        leader = min(known, key=lambda score: (*effort(score.needs), -score.ranked_by))
         later = itertools.chain.from_iterable(groups[number + 1 :])
         own, worth = effort(leader.needs), leader.ranked_by
         if any(effort(each.needs) <= own and each.ranked_by > worth for each in later):

@@ -206,7 +206,9 @@ def _point(scorer: Scorer, drafter: Drafter, axis: Axis, x: float, held: Held | 
     most = share.value if share is not None else 1.0
     gain = score.speedup
     if gain.low is None and score.round_s is not None:  # acceptance is given: the times' own doubt
-        gain = gain.between(speculation.speedup_interval(gain, score.tau, score.round_s))
+        gain = gain.between(
+            speculation.speedup_interval(gain, score.tau, score.gamma, score.round_s)
+        )
     # every draft token accepted, in as many rounds as have any
     certain = {gamma: Estimate(1.0 + most * gamma, 0.0, "given") for gamma in local.gammas}
     return CurvePoint(

@@ -193,7 +193,7 @@ class MixScorer(Scorer):
         )
         down = up = speculation.QUANTILE_95 * gain.relative_std
         if tau.low is not None:
-            low, high = speculation.speedup_interval(gain, tau)
+            low, high = speculation.speedup_interval(gain, tau, gamma)
             down, up = math.log(gain.value / low), math.log(high / gain.value)
         if each.gamma:
             return gain.relative_std, down, up

@@ -95,7 +95,7 @@ OPTIONS = [EXISTS, *DRAFTS, LOOKUP]
         (gain(2.0, 1.1, 3.0), "should pay"),
         (gain(3.7, 0.9, 6.0), "may pay"),
         (gain(0.8, 0.7, 0.95), "does not pay"),
-        (gain(0.9, 0.6, 1.2), "may pay"),
+        (gain(0.9, 0.6, 1.2), "probably does not pay"),
         (Estimate(1.5, 0.1, "modelled"), "should pay"),
         (Estimate(1.5, 0.5, "modelled"), "may pay"),
     ],

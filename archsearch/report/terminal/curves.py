@@ -11,7 +11,7 @@ from archsearch.capacity import MemoryPlan
 from archsearch.errors import ArchsearchError
 from archsearch.records import Inline
 from archsearch.report.charts import Chart, Scale, Series, colour, gain_chart, line
-from archsearch.report.phrases import Asked, ServedBy
+from archsearch.report.phrases import Asked, ServedBy, pays_word
 from archsearch.report.terminal.layout import plus_minus, table, wrapped
 from archsearch.text.prompt_set import spread
 from archsearch.traffic.curve import Axis, Curve
@@ -104,7 +104,7 @@ def _one(item: DraftCurve, axis: Axis) -> list[str]:
             f"{1e3 * point.plain_tpot_s.value:.2f}",
             f"{point.tokens_per_s.value:,.0f}",
             f"{point.plain_tokens_per_s.value:,.0f}",
-            "yes" if point.pays else "no",
+            pays_word(point.speedup),
         ]
         for point in shown
     ]
@@ -125,7 +125,7 @@ def _verdict(curve: Curve, axis: Axis) -> str:
             again = f", and would pay again from {_number(curve.starts, axis)} on"
         found.append(f"Stops paying at {name} {_number(curve.stops, axis)}{between}{again}.")
     elif all(point.pays for point in curve.points):
-        found.append("Pays over the whole range.")
+        found.append("Pays over the whole range, by the mean.")
     elif not any(point.pays for point in curve.points):
         found.append("Pays nowhere in the range.")
     if curve.ideal_stops is not None:

@@ -15,6 +15,7 @@ from archsearch.report.phrases import (
     mix_words,
     objective_words,
     part_rows,
+    pays_word,
     round_words,
     verdict,
 )
@@ -22,7 +23,6 @@ from archsearch.report.section import columns
 from archsearch.report.terminal.layout import plus_minus, table, wrapped
 from archsearch.search.objective import Score
 
-PAYS = {"should pay": "yes", "may pay": "may", "does not pay": "no"}
 OVER_MIX = (
     "Speed-up, time per token: over the mix; the other numbers of the first table: of its heaviest"
     " part"
@@ -65,7 +65,7 @@ class Entry:
 
     @property
     def answer(self) -> str:
-        return "no room" if self.no_room else PAYS[verdict(self.score.speedup)]
+        return "no room" if self.no_room else pays_word(self.score.speedup)
 
     @property
     def cells(self) -> dict[str, str]:

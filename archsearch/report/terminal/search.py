@@ -225,7 +225,7 @@ def _next_step(
     first."""
     today = best_at_hand(options, trained=False)
     trained = any(option.has_weights for option in options)
-    if today is not None and not trained and today.gain.interval[1] > 1.0:
+    if today is not None and not trained and today.gain.value > 1.0:
         ranks, target = result.workload.tensor_parallel, hub_name(result.target)
         # The name of a folder or a GGUF file is nothing that an engine finds.
         # The warning is of the first rank: what it says to set belongs into the command.
