@@ -25,6 +25,7 @@ class PublishedDrafter:
     family: str
     hub_id: str
     targets: tuple[str, ...]
+    made_for: str
     shape: str
     changes: tuple[tuple[str, int], ...]
     own_embedding: bool
@@ -73,6 +74,11 @@ def published_for(name: str, target: Architecture) -> tuple[PublishedDrafter, ..
 def published_as(hub_id: str) -> tuple[PublishedDrafter, ...]:
     """The rows of a hub id (case does not matter): one for each family that it drafts as."""
     return tuple(row for row in published_drafters() if row.hub_id.lower() == hub_id.lower())
+
+
+def made_for(hub_id: str) -> str:
+    """The checkpoint that a drafter was made for where it is not the catalogue's; "" else."""
+    return next((row.made_for for row in published_as(hub_id)), "")
 
 
 # rows of 24 of 27 public EAGLE-3 configurations (SpecForge, configs/*.json)

@@ -10,6 +10,7 @@ from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import EngineRounds
 from archsearch.pipeline.latency import LatencySource
 from archsearch.pipeline.schedule import scored_by
+from archsearch.report.answer import Remedied
 from archsearch.report.phrases import ServedBy, host_words, launches
 from archsearch.report.terminal.estimate import Difference
 from archsearch.search.objective import Score, Scorer
@@ -61,22 +62,37 @@ def _without_graphs(rounds: EngineRounds, priced: Sequence[tuple[str, Scorer, Sc
         f"{rounds.engine} {rounds.version} runs {kind} without CUDA graphs"
         f" ({rounds.without_graphs})"
     )
-    remedied = rounds.remedied()
-    if remedied is None:
+    if rounds.remedied() is None:
         return [text]
     mended = [
-        (name, score, scored_by(scorer.with_latency(scorer.latency.with_rounds(remedied)), score))
+        (name, score, better)
         for name, scorer, score in priced
+        if (better := remedied(rounds, scorer, score)) is not None
     ]
+    if not mended:
+        return []
     name, score, better = max(
         mended, key=lambda item: item[2].speedup.value / item[1].speedup.value
     )
-    if better.speedup.value <= WORTH_SAYING * score.speedup.value:
-        return []
     who = f"{name} " if len(priced) > 1 else ""
     gains = f"{better.speedup.value:.2f}x instead of {score.speedup.value:.2f}x"
     gamma = f", at gamma {better.gamma}" if better.gamma != score.gamma else ""
     return [f"{text}: {rounds.remedy_words()}, which would bring {who}{gains}{gamma}"]
+
+
+def remedied(rounds: EngineRounds | None, scorer: Scorer, score: Score) -> Remedied | None:
+    """A draft that runs without graphs, with them; None where it has them or gains nothing."""
+    if rounds is None or score.proposer.rounds != rounds.drafter:
+        return None
+    if not rounds.without_graphs or rounds.remedy is None or (graphs := rounds.remedied()) is None:
+        return None
+    better = scored_by(scorer.with_latency(scorer.latency.with_rounds(graphs)), score)
+    if better.speedup.value <= WORTH_SAYING * score.speedup.value:
+        return None
+    version, options = rounds.remedy
+    own = options if version == rounds.version else {}
+    switches = " ".join(f"{name}={value}" for name, value in own.items())
+    return Remedied(switches, better.gamma, better.speedup)
 
 
 def difference(draft: str, better: Score, worse: Score, worse_there: Score) -> Difference:

@@ -46,7 +46,12 @@ from archsearch.pipeline.families import INDEPENDENT, family_rows
 from archsearch.pipeline.heads import head_rungs, keep_states, write_family_table
 from archsearch.pipeline.in_engine import EngineChoice
 from archsearch.pipeline.next_steps import next_steps
-from archsearch.pipeline.rounds_explained import free_layers, served_by, warnings_of
+from archsearch.pipeline.rounds_explained import (
+    free_layers,
+    remedied,
+    served_by,
+    warnings_of,
+)
 from archsearch.pipeline.scoring import hopeless, score_spaces, write_pareto
 from archsearch.pipeline.session import SearchRequest, SearchSession
 from archsearch.pipeline.shared_work import Job, SharedWork
@@ -258,6 +263,7 @@ def outcome(
         invalid=result.invalid,
         scored=result.spaces,
         regrets=result.regrets,
+        remedied=remedied(source.rounds, lead[0][1], lead[0][2]) if lead else None,
         best=tuple(ranked),
         rivals=() if request.confirm else tuple(rivals(scorer, result.best)),
         next=() if confirmed else tuple(next_steps(session, in_run(result.best, ranked))),

@@ -8,10 +8,11 @@ import re
 import shlex
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from archsearch.architecture.published_drafters import made_for
 from archsearch.drafters.forms import vllm_drafter_config
 from archsearch.engine_facts import engine_facts
 from archsearch.estimate import Estimate
@@ -106,7 +107,7 @@ def rows_text(options: Sequence[Shown], unit: str, most: int = MOST_ROWS) -> lis
     said = ["= cannot be told apart from the first"] * tied
     said += ["m measured, others predicted"] * any(option.measured for option in rows)
     assumed = any(option.score.assumed for option in rows)
-    said += ["* acceptance assumed: ranked as if the lower end were its speed-up"] * assumed
+    said += ["* acceptance assumed, ranked at the lower end"] * assumed
     return [*(line.rstrip() for line in lines), *([". ".join(said) + "."] if said else [])]
 
 
@@ -128,7 +129,9 @@ def sentences(
         source = SOURCE_WORDS.get(today.score.alpha.source, "modelled")
         source = "assumed" if today.score.assumed else source
         how = "measured" if today.measured else f"predicted, acceptance {source}"
-        lines.append(f"Today: {today.name}, gamma {today.gamma}: {gain_words(today.gain)} {how}.")
+        own = made_for(today.hub_id)
+        name = f"{today.name} (made for {own})" if own else today.name
+        lines.append(f"Today: {name}, gamma {today.gamma}: {gain_words(today.gain)} {how}.")
     else:
         lines.append("Today: nothing that can be downloaded is known here.")
     if bought is not None:
@@ -154,23 +157,39 @@ def sentences(
     return lines
 
 
-def serve_command(option: Shown, run: Run, target: str, ranks: int, *more: str) -> str | None:
-    """The command that serves `target` as a run priced it, on `ranks` devices, with a drafter that
-    one can have today; None where that takes more than a command of vLLM or SGLang. `more`:
-    switches beside the run's."""
+@dataclass(frozen=True)
+class Remedied:
+    """What the first rank gains by `switches` (NAME=VALUE; "": by another version of its engine)
+    that give its draft CUDA graphs."""
+
+    switches: str
+    gamma: int
+    speedup: Estimate
+
+
+def serve_command(
+    option: Shown, run: Run, target: str, ranks: int, remedied: Remedied | None = None
+) -> str | None:
+    """The command that serves `target` as a run priced it, or as `remedied`, on `ranks` devices,
+    with a drafter that one can have today; None where that takes more than a command of vLLM or
+    SGLang."""
     needs, drafter = option.score.needs, option.score.proposer
+    target = made_for(option.hub_id) or target
     if needs is None or needs.kind == "training":
         return None
     engine, family = str(run.arguments.get("engine") or "vllm"), drafter.family
-    what = (Path(option.hub_id), target, option.gamma, str(run.profile.get("dtype")))
+    switches, gamma = "", option.gamma
+    if remedied is not None and remedied.switches:
+        switches, gamma = f" {remedied.switches}", remedied.gamma
+    what = (Path(option.hub_id), target, gamma, str(run.profile.get("dtype")))
     setup = Setup(*what, tensor_parallel=ranks, family=family, **run.priced_as)
-    setup = replace(setup, switches=" ".join([setup.switches, *more]))
+    setup = replace(setup, switches=setup.switches + switches)
     precision, lacking = setup.precision(engine)
     above = f"# in the place of {target} name its weights in {setup.quantise}\n" if lacking else ""
     if engine == "sglang" and option.hub_id and family in ("independent", *HEADS[engine]):
         words = shlex.join(serving(engine, setup).command)
         return above + " \\\n    ".join(_folded(words))
-    config = vllm_drafter_config(drafter, option.hub_id, option.gamma)
+    config = vllm_drafter_config(drafter, option.hub_id, gamma)
     if engine != "vllm" or not config:
         return None
     if drafter.trains and (own := engine_facts(engine).quantises.get(setup.drafts)):

@@ -83,11 +83,11 @@ def test_a_head_of_another_target_or_family_is_refused() -> None:
 
 
 def test_a_broken_row_is_named(tmp_path: Path) -> None:
-    head = "family,hub_id,targets,shape,changes,own_embedding,dimensions,made,source\n"
+    head = "family,hub_id,targets,made_for,shape,changes,own_embedding,dimensions,made,source\n"
     for line, words in (
-        ("eagle3,a/b,llama-9,,,,known,,x", "llama-9"),
-        ("eagle3,a/b,llama-7b,,layers=one,,known,,x", "'a/b' is broken"),
-        ("eagle3,a/b,llama-7b,,,,known,,", "lacks a column"),
+        ("eagle3,a/b,llama-9,,,,,known,,x", "llama-9"),
+        ("eagle3,a/b,llama-7b,,,layers=one,,known,,x", "'a/b' is broken"),
+        ("eagle3,a/b,llama-7b,,,,,known,,", "lacks a column"),
     ):
         (tmp_path / "table.csv").write_text(head + line + "\n", encoding="utf-8")
         published_drafters.cache_clear()

@@ -19,6 +19,7 @@ from archsearch.drafters.registry import family
 from archsearch.estimate import Estimate
 from archsearch.needs import NOTHING, Needs
 from archsearch.report.answer import (
+    Remedied,
     best_at_hand,
     rows_text,
     sentences,
@@ -214,8 +215,12 @@ def test_what_a_run_was_priced_with_is_in_the_command() -> None:
         "VLLM_USE_V2_MODEL_RUNNER=0 vllm serve org/t --kv-cache-dtype fp8 --no-async-scheduling --s"
     )
     assert max(map(len, command.splitlines())) <= WIDTH - 2
-    named = serve_command(EXISTS, asked("int4"), "org/t", 1, "VLLM_USE_V2_MODEL_RUNNER=0")
+    remedied = Remedied("VLLM_USE_V2_MODEL_RUNNER=0", 8, gain(2.7, 2.0, 3.0))
+    named = serve_command(EXISTS, asked("int4"), "org/t", 1, remedied)
     assert named is not None and named.splitlines()[1].startswith("VLLM_USE_V2_MODEL_RUNNER=0 vllm")
+    assert '"num_speculative_tokens": 8' in named
+    newer = serve_command(EXISTS, asked(), "org/t", 1, replace(remedied, switches=""))
+    assert newer is not None and '"num_speculative_tokens": 4' in newer  # as it was priced
     sglang = serve_command(EXISTS, asked("float8_e4m3fn", engine="sglang"), "org/t", 2)
     assert sglang is not None and max(map(len, sglang.splitlines())) <= WIDTH - 2
     assert sglang.replace(" \\\n   ", "").startswith(
@@ -226,3 +231,18 @@ def test_what_a_run_was_priced_with_is_in_the_command() -> None:
     sglang = serve_command(EXISTS, asked(engine="sglang", engine_options=switches), "org/t", 1)
     assert sglang is not None and sglang.startswith("SGLANG_ENABLE_SPEC_V2=1 python -m sglang.")
     assert " --disable-overlap-schedule --spec" in sglang and "cuda" not in sglang
+
+
+def test_a_head_made_for_another_checkpoint_is_served_with_that() -> None:
+    """The weights of a catalogue's shape may be the base model's, the head's the chat model's."""
+    chat = "meta-llama/Llama-2-7b-chat-hf"
+    head = replace(EXISTS, needs=Needs("exists", "yuhuili/EAGLE-llama2-chat-7B"))
+    assert f" {chat} --spec" in (serve_command(head, asked(), "meta-llama/Llama-2-7b-hf", 1) or "")
+    lines = sentences([head], "for t on d", "GPU-hours", None)
+    assert f"(made for {chat})" in lines[1]
+    same = serve_command(EXISTS, asked(), "org/t", 1)
+    assert (
+        same is not None
+        and " org/t " in same
+        and "made for" not in " ".join(sentences([EXISTS], "for t on d", "GPU-hours", None))
+    )

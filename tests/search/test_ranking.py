@@ -46,6 +46,15 @@ def test_what_exists_does_not_lead_where_a_better_one_exists_behind_its_group(ma
     assert led_by_need([[best, wide], [worse]]) == [wide, best, worse]
 
 
+def test_what_is_assumed_leads_only_its_like(make_scorer):
+    score = make_scorer()(DRAFT)
+    trained, looked_up = faster(score, 1.3, DEAR), faster(score, 1.2, NOTHING)
+    guessed = replace(looked_up, assumed="published for other drafts")
+    assert led_by_need([[trained, looked_up]]) == [looked_up, trained]
+    assert led_by_need([[trained, guessed]]) == [trained, guessed]
+    assert led_by_need([[replace(trained, assumed="as above"), guessed]])[0] == guessed
+
+
 def test_equals_stay_in_the_order_of_their_speed(make_scorer):
     score = make_scorer()(DRAFT)
     first, second = faster(score, 1.1, DEAR), faster(score, 1.0, DEAR)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from archsearch.records import Inline, Maybe, Stored
 from archsearch.report.answer import (
     MOST_ROWS,
     SCREEN,
+    Remedied,
     best_at_hand,
     gain_words,
     hours_words,
@@ -57,7 +57,6 @@ LEAST_ROWS: Final = 3
 HEADLINE_LINES: Final = 5
 STEPS_SHOWN: Final = 2
 NO_REGRET: Final = 5e-5  # what 0.00 % would say
-SWITCH: Final = re.compile(r"\bset ([A-Z][A-Z0-9_]+=\w+)")
 LONGEST: Final = 46
 
 
@@ -129,6 +128,7 @@ class Searched(AskedOver):
     """The answer of `search`. `invalid`: trials of shapes of which nothing can be said; `earlier`:
     what earlier runs changed (`acceptance.known.Earlier`); `best`: the ranking, `indistinguishable`
     its groups of ranks that are tied, `cheapest` the rank with the fewest parameters of each;
+    `remedied`: the first rank where its drafts run without graphs and need not;
     `confirmed`: confirmed.json of each that was.
 
     `replayed`: what was read of the text at hand; `refused`: why nothing was trained; `rungs`,
@@ -147,6 +147,7 @@ class Searched(AskedOver):
     invalid: int
     scored: tuple[Scored, ...]
     regrets: tuple[Regret, ...]
+    remedied: Remedied | None
     best: tuple[Score, ...]
     rivals: tuple[Rival, ...]
     next: tuple[Step, ...]
@@ -228,9 +229,8 @@ def _next_step(
     if today is not None and not trained and today.gain.value > 1.0:
         ranks, target = result.workload.tensor_parallel, hub_name(result.target)
         # The name of a folder or a GGUF file is nothing that an engine finds.
-        # The warning is of the first rank: what it says to set belongs into the command.
-        wanted = SWITCH.findall(" ".join(result.warnings))[:1] if today is options[0] else []
-        command = serve_command(today, run, target, ranks, *wanted) if "/" in target else None
+        remedied = result.remedied if today is options[0] else None
+        command = serve_command(today, run, target, ranks, remedied) if "/" in target else None
         if command is not None:
             return "Try it today", command
     whole = ("See the whole run", f"archsearch report {shell_path(result.run)}")
