@@ -37,7 +37,13 @@ host each for fast and slow."""
 HOST: Final = "host"
 """Among an engine's switches: the host that it runs on."""
 BEYOND: Final = 2.0
-"""Factor on stds at batch sizes beyond the largest that was measured (assumed)."""
+"""Most factor on stds at batch sizes beyond the largest that was measured (assumed)."""
+
+
+def beyond(batch: int, largest: int) -> float:
+    """Factor on a std at `batch` requests where at most `largest` were measured."""
+    return min(BEYOND, max(1.0, batch / largest))
+
 
 COSTS: Final = (
     "round",
@@ -165,7 +171,7 @@ class RoundCosts:
     def band(self, batch: int) -> float:
         """Factor on the std of what a round adds: wider beyond the batch sizes that were
         measured."""
-        return 1.0 if batch <= self.largest_batch else BEYOND
+        return beyond(batch, self.largest_batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +187,8 @@ class PlainCosts:
     def at(self, batch: int) -> Estimate:
         """Seconds at `batch` sequences; the std grows beyond the batches that were measured."""
         value = self.step_s.value + self.sequence_s.value * batch
-        std = math.hypot(self.step_s.std, self.sequence_s.std * batch) * (
-            1.0 if batch <= self.largest_batch else BEYOND
-        )
-        return Estimate(value, std, "published")
+        std = math.hypot(self.step_s.std, self.sequence_s.std * batch)
+        return Estimate(value, std * beyond(batch, self.largest_batch), "published")
 
 
 @dataclass(frozen=True, slots=True)
