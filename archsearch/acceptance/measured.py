@@ -396,6 +396,10 @@ class Resampled:
         low, high = np.quantile(self.draws, [(1 - level) / 2, (1 + level) / 2])
         return float(low), float(high)
 
+    def intervals(self) -> dict[int, tuple[float, float] | None]:
+        """At 90 and 95 %."""
+        return {level: self.interval(level / 100) for level in (90, 95)}
+
 
 def resampled_ratio(
     totals: np.ndarray, *, resamples: int = RESAMPLES, seed: int = 0, fallback_std: float = 0.0

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any, Final, Self
 
@@ -171,6 +171,16 @@ def _terms(
 @lru_cache(maxsize=4096)  # a climb compares every shape with every other
 def _row(arch: Architecture, context: AcceptanceContext, names: tuple[str, ...]) -> Array:
     return regressors(_terms(arch, context, names), names)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A term's part of logit(alpha), with its std and what it rests on."""
+
+    term: str
+    contribution: float
+    std: float
+    evidence: str
 
 
 class PriorAcceptance:
@@ -415,13 +425,10 @@ class PriorAcceptance:
 
         Of a feature drafter that is its alpha over REFERENCE_GAMMA positions, not at the first.
         """
-        return {name: part for name, part, _, _ in self.explain_rows(architecture, context)}
+        return {part.term: part.contribution for part in self.parts(architecture, context)}
 
-    def explain_rows(
-        self, architecture: Architecture, context: AcceptanceContext
-    ) -> list[tuple[str, float, float, str]]:
-        """(term, its part of logit(alpha), that part's std, what it rests on) of every term; the
-        parts add up to logit(alpha).
+    def parts(self, architecture: Architecture, context: AcceptanceContext) -> list[Part]:
+        """Every term's part of logit(alpha); they add up to logit(alpha).
 
         Terms are correlated: the std of the whole is not the root of the sum of squares.
         """
@@ -433,18 +440,11 @@ class PriorAcceptance:
                 continue
             index, value = self.names_.index(name), terms.get(name, 0.0)
             std = abs(value) * math.sqrt(max(float(self.covariance_[index, index]), 0.0))
-            rows.append(
-                (name, value * float(self.coefficients_[index]), std, self._evidence(name, value))
-            )
-        rows.append(
-            (
-                "unexplained",
-                0.0,
-                SHAPE_NOISE_STD,
-                "differences between independent drafts of left-out studies",
-            )
-        )
-        full = sigmoid(math.fsum(part for _, part, _, _ in rows))
+            part = value * float(self.coefficients_[index])
+            rows.append(Part(name, part, std, self._evidence(name, value)))
+        why = "differences between independent drafts of left-out studies"
+        rows.append(Part("unexplained", 0.0, SHAPE_NOISE_STD, why))
+        full = sigmoid(math.fsum(part.contribution for part in rows))
         coverage, std = self._coverage(architecture, context)
         lost = logit(float(trimmed_alpha(full, coverage))) - logit(full)
         if not architecture.trimmed:
@@ -453,7 +453,7 @@ class PriorAcceptance:
             why = f"covers {100 * coverage:.1f} % of the text that was counted"
         else:
             why = f"FR-Spec's rule (arXiv 2502.14856), coverage {100 * coverage:.1f} % assumed"
-        return [*rows, ("vocabulary", lost, std, why)]
+        return [*rows, Part("vocabulary", lost, std, why)]
 
     def rows_of(self, name: str) -> int:
         """How many rows of the table, this project's own among them, say something about a term."""

@@ -14,15 +14,9 @@ from archsearch.acceptance.early_exit import exit_traces
 from archsearch.acceptance.estimator import DOMAINS, AcceptanceContext, GivenAcceptance
 from archsearch.acceptance.learnt import recorded_tokens, trained_as, training_of
 from archsearch.acceptance.lookup import texts_of
-from archsearch.acceptance.measured import (
-    Resampled,
-    Trace,
-    agreement_trace,
-    alpha_resampled,
-    sampling_trace,
-)
+from archsearch.acceptance.measured import Trace, agreement_trace, alpha_resampled, sampling_trace
 from archsearch.acceptance.prior import PriorAcceptance
-from archsearch.acceptance.replay import Replay, replay_tau, replays
+from archsearch.acceptance.replay import replay_tau, replays
 from archsearch.acceptance.terms import READING_STD
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import read_architecture
@@ -32,18 +26,32 @@ from archsearch.files import digest, ensure_writable_dir, read_json, write_json
 from archsearch.models.files import has_tokenizer, has_weights
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.paths import cache_dir
-from archsearch.pipeline.latency import LatencySource, choose_latency, served_target
+from archsearch.pipeline.latency import choose_latency, served_target
 from archsearch.pipeline.untrained import (
     Untrained,
     exit_shape,
-    gains_data,
-    intervals,
     lookup_figures,
     lookup_gain,
     untrained,
 )
 from archsearch.progress import ProgressLine
 from archsearch.records import save
+from archsearch.report.terminal.acceptance import (
+    DraftAcceptance,
+    Exit,
+    Exits,
+    Explanation,
+    Figures,
+    Gains,
+    Intervals,
+    Measured,
+    Model,
+    OnText,
+    Prices,
+    Published,
+    Replayed,
+    Said,
+)
 from archsearch.search.objective import Scorer
 from archsearch.speedup import alpha_estimate, logit
 from archsearch.text.prompt_set import load_prompt_set, spread
@@ -115,38 +123,25 @@ class AcceptanceRequest:
             return None
         served = served_target(target, self.asked).architecture
         source, workload = choose_latency(replace(self.asked, context_len=context_len), served)
-        return Priced(source, Scorer(served, workload, source.latency, GivenAcceptance(0.5)))
+        scorer = Scorer(served, workload, source.latency, GivenAcceptance(0.5))
+        return Priced(Prices(source.words, source.device.key, source.dtype), scorer)
 
-    def said(self) -> dict[str, object]:
+    def said(self) -> Said:
         """What every answer repeats."""
-        return {
-            "target": self.target,
-            "draft": self.draft,
-            "prompts_file": None if self.prompts is None else str(self.prompts),
-            "temperature": self.asked.temperature,
-            "top_p": self.top_p,
-        }
+        return Said(self.target, self.draft, self.prompts, self.asked.temperature, self.top_p)
 
 
 @dataclass(frozen=True)
 class Priced:
     """What prices speed-ups, and where its latencies come from."""
 
-    source: LatencySource
+    prices: Prices
     scorer: Scorer
 
     def of_model(self, draft: Architecture) -> Callable[[int, Estimate, Estimate], Estimate]:
         """The modelled speed-up of a draft by gamma, alpha and tau."""
         measured = self.scorer.measured
         return lambda gamma, alpha, tau: measured(draft, alpha, {gamma: tau}).speedup
-
-    def data(self) -> dict[str, object]:
-        """For --json."""
-        return {
-            "latency": self.source.words,
-            "device": self.source.device.key,
-            "latency_dtype": self.source.dtype,
-        }
 
 
 @dataclass(frozen=True)
@@ -179,7 +174,7 @@ def find_draft(name: str) -> DraftRef:
     return DraftRef(name, ref.architecture, ref, at_hand)
 
 
-def measure_acceptance(request: AcceptanceRequest) -> dict[str, object]:
+def measure_acceptance(request: AcceptanceRequest) -> DraftAcceptance:
     """alpha, acceptance by position and tau at gamma 1..8 of a draft, on text that the target
     writes for the prompts.
 
@@ -202,47 +197,40 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, object]:
     return result
 
 
-def measure_draft(request: AcceptanceRequest, target: TargetRef) -> dict[str, object]:
+def measure_draft(request: AcceptanceRequest, target: TargetRef) -> DraftAcceptance:
     """What a draft model does on the text that the target writes for the prompts, or what is
     published of it; with `explain` also the prior's terms."""
     draft = find_draft(request.draft)
     measures = request.tau is None and (draft.at_hand or not request.explain)
-    request = replace(
-        request,
-        domain=request.domain or ("narrow" if measures else "chat"),
-        training=request.training
-        or (training_of(draft.ref, target)[0] if draft.ref is not None else "target"),
-    )
-    result: dict[str, object] = request.said() | {
-        "architecture": draft.architecture,
-        "shape": draft.architecture.label(),
-        "domain": request.domain,
-        "training": request.training,
-        "trained_tokens": _trained_tokens(request, draft),
-    }
+    domain = request.domain or ("narrow" if measures else "chat")
+    training = request.training or (training_of(draft.ref, target)[0] if draft.ref else "target")
+    folder = draft.ref.folder if draft.ref is not None else None
+    tokens = request.trained_tokens or recorded_tokens(folder)
+    on_text = alpha = published = explained = None
     if measures:
         trace, notes, context_len = record(request, target, draft)
         priced = request.priced(target, context_len)
-        result |= {"dtype": request.dtype, "context_len": context_len, "notes": notes}
         speedup = None if priced is None else priced.of_model(draft.architecture)
-        result |= Figures.of(trace).summary(speedup)
-        result |= {} if priced is None else priced.data()
+        prices = None if priced is None else priced.prices
+        on_text = OnText(request.dtype, context_len, notes, measured(trace, speedup), prices)
         if request.trace is not None:
             trace.save(request.trace)
     if request.tau is not None:
         level = logit(GivenAcceptance.of_tau(request.tau, request.gamma).alpha)
-        result |= {
-            "alpha": alpha_estimate(level, READING_STD, "given"),
-            "published": {"tau": request.tau, "gamma": request.gamma},
-        }
+        alpha = alpha_estimate(level, READING_STD, "given")
+        published = Published(request.tau, request.gamma)
     if request.explain or request.tau is not None:
-        result["explanation"] = explanation(request, target, draft)
-    return result
+        prior, shape = PriorAcceptance(), draft.architecture
+        asked = AcceptanceContext(target.architecture, request.asked.temperature, domain=domain)
+        context = trained_as(asked, draft.ref, training, tokens)
+        explained = Explanation(prior.predict(shape, context).alpha, prior.parts(shape, context))
+    model = Model(draft.architecture, draft.architecture.label(), domain, training, tokens)
+    return DraftAcceptance(request.said(), model, None, on_text, alpha, published, explained)
 
 
 def measure_untrained(
     request: AcceptanceRequest, target: TargetRef, kind: Untrained
-) -> dict[str, object]:
+) -> DraftAcceptance:
     """What a drafter that nobody trains does on the text that the target writes for the prompts.
 
     N-gram lookup and suffix decoding are replayed on the text alone; early exit takes one pass of
@@ -263,15 +251,10 @@ def measure_untrained(
     context_len = _mean_context(texts)
     priced = request.priced(target, context_len)
     scorer = None if priced is None else priced.scorer
-    result: dict[str, object] = request.said() | {
-        "family": kind.family,
-        "dtype": request.dtype,
-        "context_len": context_len,
-        "notes": [f"prompts: {source}", *more],
-    }
+    figures: Replayed | Exits
     if kind.lookup is not None:
         gain = None if scorer is None else lookup_gain(kind, scorer)
-        result |= lookup_figures(kind.lookup, texts_of(texts.sequences, end_ids), gain)
+        figures = lookup_figures(kind.lookup, texts_of(texts.sequences, end_ids), gain)
     else:
         layers = kind.layers(target.architecture.num_hidden_layers)
         with ProgressLine("measure") as line:
@@ -283,20 +266,19 @@ def measure_untrained(
                 end_ids=end_ids,
                 report=lambda done, total: line("exits", done, total),
             )
-        exits = {layer: _exit(trace, layer, scorer) for layer, trace in traces.items()}
-        result["exits"] = exits
-    return result if priced is None else result | priced.data()
+        figures = Exits({layer: _exit(trace, layer, scorer) for layer, trace in traces.items()})
+    notes, prices = [f"prompts: {source}", *more], None if priced is None else priced.prices
+    on_text = OnText(request.dtype, context_len, notes, figures, prices)
+    return DraftAcceptance(request.said(), family=kind.family, on_text=on_text)
 
 
-def _exit(trace: Trace, layer: int, scorer: Scorer | None) -> dict[str, object]:
+def _exit(trace: Trace, layer: int, scorer: Scorer | None) -> Exit:
     """What leaving the target after a layer does, with its best gamma where it is priced."""
-    figures = Figures.of(trace)
-    found = figures.summary()
+    found = measured(trace)
     if scorer is None:
-        return found
-    best = scorer.measured(exit_shape(scorer.target, layer), figures.alpha.estimate(), figures.taus)
-    gamma = best.gamma if best.pays else 0
-    return found | {"best_gamma": gamma, "speedup": best.speedup}
+        return Exit(found)
+    best = scorer.measured(exit_shape(scorer.target, layer), found.whole.alpha, found.whole.tau)
+    return Exit(found, best.gamma if best.pays else 0, best.speedup)
 
 
 # --- recording
@@ -453,78 +435,35 @@ def _files_of(folder: Path | None) -> list[list[object]]:
 # --- summaries
 
 
-@dataclass(frozen=True)
-class Figures:
-    """alpha of a trace, and its rounds by gamma as far as texts are long enough for them."""
-
-    trace: Trace
-    alpha: Resampled
-    rounds: dict[int, Replay]
-
-    @classmethod
-    def of(cls, trace: Trace) -> Figures:
-        """At gamma 1 to MAX_GAMMA."""
-        rounds = replays(MAX_GAMMA, partial(replay_tau, trace))
-        return cls(trace, alpha_resampled(trace), rounds)
-
-    @property
-    def taus(self) -> dict[int, Estimate]:
-        """Tokens a round by gamma."""
-        return {gamma: each.estimate() for gamma, each in self.rounds.items()}
-
-    def data(
-        self, speedup: Callable[[int, Estimate, Estimate], Estimate] | None
-    ) -> dict[str, object]:
-        """With their intervals, and the modelled speed-ups where they are asked for."""
-        alpha, taus = self.alpha.estimate(), self.taus
-        gains = {} if speedup is None else {g: speedup(g, alpha, tau) for g, tau in taus.items()}
-        return {
-            "alpha": alpha,
-            "prompts": len(self.trace.agreements),
-            "tokens": self.trace.tokens,
-            "tau": taus,
-            "intervals": {
-                "alpha": intervals(self.alpha),
-                "tau": {gamma: intervals(each.resampled) for gamma, each in self.rounds.items()},
-            },
-            **gains_data(gains),
-        }
-
-    def summary(
-        self, speedup: Callable[[int, Estimate, Estimate], Estimate] | None = None
-    ) -> dict[str, object]:
-        """The figures of all texts and of each category, as `--json` has them; `speedup`:
-        by gamma, alpha and tau. Raises ArchsearchError where no text is long enough for a round."""
-        trace = self.trace
-        if not self.rounds:
-            replay_tau(trace, 1)  # says why
-        parts = {name: trace.of_category(name) for name in trace.categories if name}
-        return self.data(speedup) | {
-            "argmax_agreement": sum(int(a.sum()) for a in trace.agreements) / max(1, trace.tokens),
-            "accepted_by_position": list(self.rounds[max(self.rounds)].accepted_by_position),
-            "by_category": {name: Figures.of(part).data(speedup) for name, part in parts.items()},
-        }
+Speedup = Callable[[int, Estimate, Estimate], Estimate]
+"""By gamma, alpha and tau."""
 
 
-def _trained_tokens(request: AcceptanceRequest, draft: DraftRef) -> float | None:
-    """Tokens that the draft was trained on, as the user or its own record says."""
-    return request.trained_tokens or recorded_tokens(
-        draft.ref.folder if draft.ref is not None else None
+def measured(trace: Trace, speedup: Speedup | None = None) -> Measured:
+    """The figures of all texts and of each category. Raises ArchsearchError where no text is long
+    enough for a round."""
+    whole = _figures(trace, speedup)
+    longest = replay_tau(trace, max(whole.tau, default=1), resamples=0)  # of no rounds: says why
+    parts = {name: trace.of_category(name) for name in trace.categories if name}
+    return Measured(
+        whole,
+        sum(int(a.sum()) for a in trace.agreements) / max(1, trace.tokens),
+        longest.accepted_by_position,
+        {name: _figures(part, speedup) for name, part in parts.items()},
     )
 
 
-def explanation(
-    request: AcceptanceRequest, target: TargetRef, draft: DraftRef
-) -> dict[str, object]:
-    """The prior's alpha of the draft's shape and its terms, in logit(alpha)."""
-    prior = PriorAcceptance()
-    asked = AcceptanceContext(target.architecture, request.asked.temperature, domain=request.domain)
-    context = trained_as(
-        asked, draft.ref, request.training or "target", _trained_tokens(request, draft)
+def _figures(trace: Trace, speedup: Speedup | None) -> Figures:
+    """At gamma 1 to MAX_GAMMA, as far as texts are long enough."""
+    rounds = replays(MAX_GAMMA, partial(replay_tau, trace))
+    resampled = alpha_resampled(trace)
+    alpha, taus = resampled.estimate(), {g: each.estimate() for g, each in rounds.items()}
+    levels = {gamma: each.resampled.intervals() for gamma, each in rounds.items()}
+    return Figures(
+        alpha,
+        len(trace.agreements),
+        trace.tokens,
+        taus,
+        Intervals(alpha=resampled.intervals(), tau=levels),
+        Gains({g: speedup(g, alpha, tau) for g, tau in taus.items()}) if speedup and taus else None,
     )
-    predicted = prior.predict(draft.architecture, context)
-    rows = prior.explain_rows(draft.architecture, context)
-    return {
-        "alpha": predicted.alpha,
-        "terms": [{"term": t, "contribution": c, "std": s, "evidence": e} for t, c, s, e in rows],
-    }

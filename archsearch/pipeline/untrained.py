@@ -21,7 +21,6 @@ from archsearch.acceptance.lookup import (
     replay,
     texts_of,
 )
-from archsearch.acceptance.measured import Resampled
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.lookup import NGram
@@ -31,6 +30,7 @@ from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.pipeline.session import SearchSession
+from archsearch.report.terminal.acceptance import Gains, Intervals, Lookup, Replayed, Texts
 from archsearch.search.objective import Scorer
 from archsearch.text.prompt_files import read_texts
 
@@ -111,7 +111,7 @@ def with_replays(session: SearchSession) -> tuple[SearchSession, str]:
                 known[space.family] = replayed(texts, own, session.scorer.gammas)
     if not known:
         return session, ""
-    tokens = sum(len(text.answer) for text in texts)
+    tokens = _tokens(texts)
     amount = f"{tokens / 1000:.0f}k tokens" if tokens >= 2000 else f"{tokens} tokens"
     words = f"{' and '.join(known)} replayed on {amount} of your text"
     return replace(session, scorer=session.scorer.with_families(known)), words
@@ -169,55 +169,41 @@ Gain = Callable[[int, LookupReplay], Estimate]
 
 def lookup_figures(
     drafter: Ngram | Suffix, texts: Sequence[LookupText], gain: Gain | None
-) -> dict[str, object]:
-    """The figures of a looked-up drafter on a target's texts, as `acceptance` answers them."""
+) -> Replayed:
+    """The figures of a looked-up drafter on a target's texts."""
     whole = _figures(texts, replay(drafter, texts, GAMMAS), gain)
-    parts: dict[str, object] = {}
+    parts: dict[str, Texts] = {}
     for name in dict.fromkeys(text.category for text in texts if text.category):
         own = [text for text in texts if text.category == name]
-        found: dict[int, LookupReplay] = {}
-        with suppress(ArchsearchError):  # no text of the category is long enough
+        try:
             found = replay(drafter, own, GAMMAS)
-        parts[name] = _figures(own, found, gain)
-    return whole | {"by_category": parts}
+        except ArchsearchError:  # no text of the category is long enough
+            parts[name] = Texts(len(own), _tokens(own), {})
+        else:
+            parts[name] = _figures(own, found, gain)
+    return Replayed(whole, parts)
+
+
+def _tokens(texts: Sequence[LookupText]) -> int:
+    return sum(len(text.answer) for text in texts)
 
 
 def _figures(
     texts: Sequence[LookupText], found: Mapping[int, LookupReplay], gain: Gain | None
-) -> dict[str, object]:
-    size = {"prompts": len(texts), "tokens": sum(len(text.answer) for text in texts)}
-    if not found:
-        return size | {"tau": {}}
-
-    def of(name: str) -> dict[int, object]:
-        return {gamma: getattr(each, name) for gamma, each in found.items()}
-
+) -> Lookup:
     longest = found[max(found)]
-    gains = {} if gain is None else {gamma: gain(gamma, each) for gamma, each in found.items()}
-    return {
-        **size,
-        "tau": of("tau"),
-        "drafts_share": of("drafts_share"),
-        "drafted": of("drafted"),
-        "alpha_drafted": of("alpha"),
-        "accepted_by_position": list(longest.accepted_by_position),
-        "drafted_by_position": list(longest.drafted_by_position),
-        "intervals": {"tau": {gamma: intervals(each.resampled) for gamma, each in found.items()}},
-        **gains_data(gains),
-    }
-
-
-def intervals(found: Resampled) -> dict[int, tuple[float, float] | None]:
-    """Of what was resampled, at 90 and 95 %."""
-    return {level: found.interval(level / 100) for level in (90, 95)}
-
-
-def gains_data(gains: Mapping[int, Estimate]) -> dict[str, object]:
-    """Modelled speed-ups by gamma, and the best gamma (0: none pays); {} for none."""
-    if not gains:
-        return {}
-    best = max(gains, key=lambda gamma: gains[gamma].value)
-    return {"speedup": gains, "best_gamma": best if gains[best].value > 1.0 else 0}
+    return Lookup(
+        len(texts),
+        _tokens(texts),
+        {gamma: each.tau for gamma, each in found.items()},
+        {gamma: each.drafts_share for gamma, each in found.items()},
+        {gamma: each.drafted for gamma, each in found.items()},
+        {gamma: each.alpha for gamma, each in found.items()},
+        longest.accepted_by_position,
+        longest.drafted_by_position,
+        Intervals(tau={gamma: each.resampled.intervals() for gamma, each in found.items()}),
+        gain and Gains({gamma: gain(gamma, each) for gamma, each in found.items()}),
+    )
 
 
 def lookup_gain(drafter: Untrained, scorer: Scorer) -> Gain:
