@@ -54,7 +54,7 @@ def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]
             budget_s=PROFILE_BUDGET_S,
         )
         summary = pipeline.profile_device(request)
-        say(f"{summary['rows']} rows in {summary['folder']}")
+        say(f"{summary.rows} rows in {summary.folder}")
     say(
         f"$ archsearch search --target {TARGET} --gpu cpu --context {CONTEXT} --confirm 1"
         f" --confirm-prompts {CONFIRM_PROMPTS} --finalists {FINALISTS} --run {run_path}"

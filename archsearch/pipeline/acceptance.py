@@ -4,7 +4,7 @@ own prompts."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,6 @@ from archsearch.pipeline.untrained import (
     Untrained,
     exit_shape,
     lookup_figures,
-    lookup_gain,
     untrained,
 )
 from archsearch.progress import ProgressLine
@@ -52,7 +51,7 @@ from archsearch.report.terminal.acceptance import (
     Replayed,
     Said,
 )
-from archsearch.search.objective import Scorer
+from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import alpha_estimate, logit
 from archsearch.text.prompt_set import load_prompt_set, spread
 from archsearch.text.prompts import Prompt, encode_prompts, read_prompts
@@ -117,31 +116,21 @@ class AcceptanceRequest:
         if self.output is not None:
             ensure_writable_dir(self.output.parent)
 
-    def priced(self, target: TargetRef, context_len: int) -> Priced | None:
-        """What prices speed-ups, at the context that the texts have; None where nobody asked."""
+    def priced(
+        self, target: TargetRef, context_len: int
+    ) -> tuple[Prices, Scorer] | tuple[None, None]:
+        """What prices speed-ups, at the context that the texts have, and where its latencies come
+        from; nothing where nobody asked."""
         if self.asked.gpu is None and self.asked.profile is None:
-            return None
+            return None, None
         served = served_target(target, self.asked).architecture
         source, workload = choose_latency(replace(self.asked, context_len=context_len), served)
         scorer = Scorer(served, workload, source.latency, GivenAcceptance(0.5))
-        return Priced(Prices(source.words, source.device.key, source.dtype), scorer)
+        return Prices(source.words, source.device.key, source.dtype), scorer
 
     def said(self) -> Said:
         """What every answer repeats."""
         return Said(self.target, self.draft, self.prompts, self.asked.temperature, self.top_p)
-
-
-@dataclass(frozen=True)
-class Priced:
-    """What prices speed-ups, and where its latencies come from."""
-
-    prices: Prices
-    scorer: Scorer
-
-    def of_model(self, draft: Architecture) -> Callable[[int, Estimate, Estimate], Estimate]:
-        """The modelled speed-up of a draft by gamma, alpha and tau."""
-        measured = self.scorer.measured
-        return lambda gamma, alpha, tau: measured(draft, alpha, {gamma: tau}).speedup
 
 
 @dataclass(frozen=True)
@@ -209,10 +198,9 @@ def measure_draft(request: AcceptanceRequest, target: TargetRef) -> DraftAccepta
     on_text = alpha = published = explained = None
     if measures:
         trace, notes, context_len = record(request, target, draft)
-        priced = request.priced(target, context_len)
-        speedup = None if priced is None else priced.of_model(draft.architecture)
-        prices = None if priced is None else priced.prices
-        on_text = OnText(request.dtype, context_len, notes, measured(trace, speedup), prices)
+        prices, scorer = request.priced(target, context_len)
+        price = None if scorer is None else partial(scorer.measured, draft.architecture)
+        on_text = OnText(request.dtype, context_len, notes, measured(trace, price), prices)
         if request.trace is not None:
             trace.save(request.trace)
     if request.tau is not None:
@@ -249,12 +237,10 @@ def measure_untrained(
     prompts, source = _prompts(request)
     texts, end_ids, more = written_text(request, target, load_tokenizer(target), prompts)
     context_len = _mean_context(texts)
-    priced = request.priced(target, context_len)
-    scorer = None if priced is None else priced.scorer
+    prices, scorer = request.priced(target, context_len)
     figures: Replayed | Exits
     if kind.lookup is not None:
-        gain = None if scorer is None else lookup_gain(kind, scorer)
-        figures = lookup_figures(kind.lookup, texts_of(texts.sequences, end_ids), gain)
+        figures = lookup_figures(kind.lookup, texts_of(texts.sequences, end_ids), scorer)
     else:
         layers = kind.layers(target.architecture.num_hidden_layers)
         with ProgressLine("measure") as line:
@@ -267,7 +253,7 @@ def measure_untrained(
                 report=lambda done, total: line("exits", done, total),
             )
         figures = Exits({layer: _exit(trace, layer, scorer) for layer, trace in traces.items()})
-    notes, prices = [f"prompts: {source}", *more], None if priced is None else priced.prices
+    notes = [f"prompts: {source}", *more]
     on_text = OnText(request.dtype, context_len, notes, figures, prices)
     return DraftAcceptance(request.said(), family=kind.family, on_text=on_text)
 
@@ -435,25 +421,25 @@ def _files_of(folder: Path | None) -> list[list[object]]:
 # --- summaries
 
 
-Speedup = Callable[[int, Estimate, Estimate], Estimate]
-"""By gamma, alpha and tau."""
+Price = Callable[[Estimate, Mapping[int, Estimate]], Score]
+"""By alpha, and tau by gamma."""
 
 
-def measured(trace: Trace, speedup: Speedup | None = None) -> Measured:
+def measured(trace: Trace, price: Price | None = None) -> Measured:
     """The figures of all texts and of each category. Raises ArchsearchError where no text is long
     enough for a round."""
-    whole = _figures(trace, speedup)
+    whole = _figures(trace, price)
     longest = replay_tau(trace, max(whole.tau, default=1), resamples=0)  # of no rounds: says why
     parts = {name: trace.of_category(name) for name in trace.categories if name}
     return Measured(
         whole,
         sum(int(a.sum()) for a in trace.agreements) / max(1, trace.tokens),
         longest.accepted_by_position,
-        {name: _figures(part, speedup) for name, part in parts.items()},
+        {name: _figures(part, price) for name, part in parts.items()},
     )
 
 
-def _figures(trace: Trace, speedup: Speedup | None) -> Figures:
+def _figures(trace: Trace, price: Price | None) -> Figures:
     """At gamma 1 to MAX_GAMMA, as far as texts are long enough."""
     rounds = replays(MAX_GAMMA, partial(replay_tau, trace))
     resampled = alpha_resampled(trace)
@@ -465,5 +451,5 @@ def _figures(trace: Trace, speedup: Speedup | None) -> Figures:
         trace.tokens,
         taus,
         Intervals(alpha=resampled.intervals(), tau=levels),
-        Gains({g: speedup(g, alpha, tau) for g, tau in taus.items()}) if speedup and taus else None,
+        Gains({g: price(alpha, {g: taus[g]}).speedup for g in taus}) if price and taus else None,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -163,24 +163,20 @@ def untrained(name: str) -> Untrained | None:
     return found
 
 
-Gain = Callable[[int, LookupReplay], Estimate]
-"""The modelled speed-up of a lookup by gamma and what its rounds did."""
-
-
 def lookup_figures(
-    drafter: Ngram | Suffix, texts: Sequence[LookupText], gain: Gain | None
+    lookup: Ngram | Suffix, texts: Sequence[LookupText], scorer: Scorer | None
 ) -> Replayed:
-    """The figures of a looked-up drafter on a target's texts."""
-    whole = _figures(texts, replay(drafter, texts, GAMMAS), gain)
+    """The figures of a lookup on a target's texts; `scorer`: of its modelled speed-ups."""
+    whole = _figures(texts, replay(lookup, texts, GAMMAS), lookup, scorer)
     parts: dict[str, Texts] = {}
     for name in dict.fromkeys(text.category for text in texts if text.category):
         own = [text for text in texts if text.category == name]
         try:
-            found = replay(drafter, own, GAMMAS)
+            found = replay(lookup, own, GAMMAS)
         except ArchsearchError:  # no text of the category is long enough
             parts[name] = Texts(len(own), _tokens(own), {})
         else:
-            parts[name] = _figures(own, found, gain)
+            parts[name] = _figures(own, found, lookup, scorer)
     return Replayed(whole, parts)
 
 
@@ -189,7 +185,10 @@ def _tokens(texts: Sequence[LookupText]) -> int:
 
 
 def _figures(
-    texts: Sequence[LookupText], found: Mapping[int, LookupReplay], gain: Gain | None
+    texts: Sequence[LookupText],
+    found: Mapping[int, LookupReplay],
+    lookup: Ngram | Suffix,
+    scorer: Scorer | None,
 ) -> Lookup:
     longest = found[max(found)]
     return Lookup(
@@ -202,21 +201,15 @@ def _figures(
         longest.accepted_by_position,
         longest.drafted_by_position,
         Intervals(tau={gamma: each.resampled.intervals() for gamma, each in found.items()}),
-        gain and Gains({gamma: gain(gamma, each) for gamma, each in found.items()}),
+        Gains({g: _speedup(lookup, each, scorer) for g, each in found.items()}) if scorer else None,
     )
 
 
-def lookup_gain(drafter: Untrained, scorer: Scorer) -> Gain:
-    """What prices the rounds of a lookup."""
-    assert drafter.lookup is not None
-    shape = drafter_of(drafter.lookup, scorer.target)
-
-    def gain(gamma: int, found: LookupReplay) -> Estimate:
-        alpha = Estimate(found.alpha, 0.0, "measured")
-        known = shape.with_share(found.drafts_share.value)
-        return scorer.measured(known, alpha, {gamma: found.tau}).speedup
-
-    return gain
+def _speedup(lookup: Ngram | Suffix, found: LookupReplay, scorer: Scorer) -> Estimate:
+    """Modelled, of what the rounds of a lookup did."""
+    alpha = Estimate(found.alpha, 0.0, "measured")
+    known = drafter_of(lookup, scorer.target).with_share(found.drafts_share.value)
+    return scorer.measured(known, alpha, {found.gamma: found.tau}).speedup
 
 
 def exit_shape(target: Architecture, layer: int) -> EarlyExit:

@@ -19,16 +19,15 @@ from archsearch.pipeline.profile.gpu import profile_gpu
 from archsearch.pipeline.profile.run import ProfileRequest
 from archsearch.profiles import profiles_of
 from archsearch.progress import ProgressLine
-from archsearch.report.terminal.profile import Imported
+from archsearch.report.terminal.profile import Imported, Profiled
 from archsearch.workload import dtype_name
 
 
-def profile_device(request: ProfileRequest) -> dict[str, object]:
+def profile_device(request: ProfileRequest) -> Profiled:
     """Measure this device until the budget is spent or every planned row exists; continue where an
     earlier run stopped.
 
-    Returns a summary: folder, rows, noise, what the latency model learnt per dtype, and the check's
-    results. Raises ArchsearchError when the device is not the one claimed, or is busy.
+    Raises ArchsearchError when the device is not the one claimed, or is busy.
     """
     device = claimed_device(request)
     check_engine_request(request)

@@ -19,20 +19,18 @@ from archsearch.pipeline.in_engine import write_shape
 from archsearch.pipeline.profile.run import ProfileRequest, ProfileRun
 from archsearch.profiles import Profile, current_stack
 from archsearch.progress import ProgressLine
-from archsearch.report.terminal.profile import EngineRounds, SweepEnd
+from archsearch.report.terminal.profile import EngineRounds, GpuSweeps, Profiled, SweepEnd
 from archsearch.workload import dtype_name
 
 if TYPE_CHECKING:
     from archsearch.profiling.cuda import CudaBench
 
 
-def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, object]:
+def profile_gpu(request: ProfileRequest, device: Device) -> Profiled:
     """Measure a GPU in its modes and dtypes, where the latency model is least sure first; the
     budget is shared equally.
 
-    Returns the summary of `profile_device`, with `skipped` (points that did not fit the memory)
-    and, for each mode and dtype, the relative std at which the sweep stopped. Raises
-    ArchsearchError where nothing can be measured here, or the folder holds imported tables.
+    Raises ArchsearchError where nothing can be measured here, or the folder holds imported tables.
     """
     from archsearch.profiling import collectives, cuda
     from archsearch.profiling import gpu_sweep as selection
@@ -85,13 +83,7 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, object]:
         skipped += [str(entry) for entry in bench.skipped]
     _keep_provenance(profile, benches)
     throttled = sum(row.throttled for row in profile.rows.values()) / max(1, len(profile.rows))
-    return run.summary(
-        throttled_share=throttled,
-        sweeps=sweeps,
-        skipped=skipped,
-        rounds=rounds,
-        provenance=profile.provenance,
-    )
+    return run.summary(GpuSweeps(throttled, sweeps, skipped, rounds, profile.provenance))
 
 
 def _keep_provenance(profile: Profile, benches: Mapping[str, CudaBench]) -> None:
