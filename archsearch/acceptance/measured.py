@@ -27,6 +27,7 @@ import numpy as np
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.files import atomic_path
+from archsearch.progress import Progress, silent
 from archsearch.text.settings import check_sampling, warped_probs
 
 if TYPE_CHECKING:
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
 RESAMPLES: Final = 500
 _BATCH_TOKENS: Final = 4096  # of the draft's pass
 _HEAD_ROWS: Final = 256  # positions whose [rows, vocab] logits are held at a time
-
-Report = Callable[[int, int], None]
-"""report(texts done, texts in all)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +113,10 @@ class Trace:
 
     def pick(self, indices: Sequence[int]) -> Trace:
         """These texts, in this order."""
-        by_text = {each.name: getattr(self, each.name) for each in fields(self)}
         chosen: dict[str, Any] = {
-            name: tuple(values[i] for i in indices)
-            for name, values in by_text.items()
-            if isinstance(values, tuple) and values
+            each.name: tuple(values[i] for i in indices)
+            for each in fields(self)
+            if isinstance(values := getattr(self, each.name), tuple) and values
         }
         return replace(self, **chosen)
 
@@ -194,7 +191,7 @@ def agreement_trace(
     texts: TextCache | Sequence[CachedSequence],
     *,
     end_ids: Collection[int] | None = None,
-    report: Report | None = None,
+    progress: Progress = silent,
 ) -> Trace:
     """Where `draft` and the target agree along the target's own greedy text: one teacher-forced
     pass in the draft's dtype.
@@ -208,7 +205,7 @@ def agreement_trace(
         tokens, sure = head.best(states)
         return tokens == sequence.greedy_ids[part], sure
 
-    (agreements, confidences), labels = _along(draft, texts, judge, end_ids, report)
+    (agreements, confidences), labels = _along(draft, texts, judge, end_ids, progress)
     return Trace(agreements, *labels, confidences=confidences)
 
 
@@ -220,7 +217,7 @@ def sampling_trace(
     top_p: float = 1.0,
     head: Tensor | None = None,
     end_ids: Collection[int] | None = None,
-    report: Report | None = None,
+    progress: Progress = silent,
 ) -> Trace:
     """Acceptance along text that the target sampled at `temperature` and `top_p`. `head` [vocab,
     hidden]: the target's (default: the text cache's), for its logits.
@@ -257,7 +254,7 @@ def sampling_trace(
         agrees = draft_head.ids[draft_logits.argmax(-1)] == sequence.greedy_ids[part]
         return agrees, chance.float(), overlap.clamp(0.0, 1.0).float()
 
-    (agreements, chances, overlaps), labels = _along(draft, texts, judge, end_ids, report)
+    (agreements, chances, overlaps), labels = _along(draft, texts, judge, end_ids, progress)
     settings = (float(temperature), float(top_p))
     return Trace(agreements, *labels, chances, overlaps, *settings)
 
@@ -270,7 +267,7 @@ def _along(
     texts: TextCache | Sequence[CachedSequence],
     judge: Callable[[CachedSequence, slice, Tensor], _Judged],
     end_ids: Collection[int] | None,
-    report: Report | None,
+    progress: Progress,
 ) -> tuple[tuple[tuple[np.ndarray, ...], ...], _Labels]:
     """What `judge` says of some positions of a text and the draft's states there, for all of them:
     of each of its answers an array per text; and the texts' labels."""
@@ -291,8 +288,7 @@ def _along(
         with torch.no_grad():
             judged = [judge(sequences[index], part, states[part]) for part in parts]
         found[index] = tuple(torch.cat(each).numpy() for each in zip(*judged, strict=True))
-        if report is not None:
-            report(done, len(sequences))
+        progress("draft beside the target's text", done, len(sequences))
     ends = set(eos_ids(draft) if end_ids is None else end_ids)
     return tuple(zip(*found, strict=True)), text_labels(sequences, ends)
 

@@ -419,29 +419,22 @@ class PriorAcceptance:
             covariance[i, same] += own
         return covariance
 
-    def explain(self, architecture: Architecture, context: AcceptanceContext) -> dict[str, float]:
-        """Each term's part of logit(alpha), the trimmed vocabulary's last; they add up to logit of
-        alpha.
-
-        Of a feature drafter that is its alpha over REFERENCE_GAMMA positions, not at the first.
-        """
-        return {part.term: part.contribution for part in self.parts(architecture, context)}
-
     def parts(self, architecture: Architecture, context: AcceptanceContext) -> list[Part]:
-        """Every term's part of logit(alpha); they add up to logit(alpha).
+        """Every term's part of logit(alpha), the trimmed vocabulary's last; they add up to it. Of a
+        feature drafter that is its alpha over REFERENCE_GAMMA positions, not at the first.
 
         Terms are correlated: the std of the whole is not the root of the sum of squares.
         """
         self.about(context.target)
         terms = _terms(architecture, context, self.names_)
         rows = []
-        for name in self.names_:
+        for index, name in enumerate(self.names_):
             if name not in terms and (name not in SHAPE_TERMS or name in _WHERE_SAID):
                 continue
-            index, value = self.names_.index(name), terms.get(name, 0.0)
-            std = abs(value) * math.sqrt(max(float(self.covariance_[index, index]), 0.0))
-            part = value * float(self.coefficients_[index])
-            rows.append(Part(name, part, std, self._evidence(name, value)))
+            value, each = terms.get(name, 0.0), float(self.coefficients_[index])
+            std = math.sqrt(max(float(self.covariance_[index, index]), 0.0))
+            why = f"{each:+.2f} ± {std:.2f}{self._evidence(name, value)}"
+            rows.append(Part(name, value * each, abs(value) * std, why))
         why = "differences between independent drafts of left-out studies"
         rows.append(Part("unexplained", 0.0, SHAPE_NOISE_STD, why))
         full = sigmoid(math.fsum(part.contribution for part in rows))
@@ -460,20 +453,14 @@ class PriorAcceptance:
         return int(self._published.rows.get(name, 0))
 
     def _evidence(self, name: str, value: float) -> str:
-        unit = _UNITS.get(name)
-        index = self.names_.index(name)
-        coefficient = (
-            f"{self.coefficients_[index]:+.2f} ±"
-            f" {math.sqrt(max(float(self.covariance_[index, index]), 0.0)):.2f}"
-        )
-        count = self.rows_of(name)
+        unit, count = _UNITS.get(name), self.rows_of(name)
         basis = (
             f"{count} published and own rows" if count else "assumed: no published study varied it"
         )
         if self.observations_:
             basis += f", {self.observations_} measured for this target"
         per = f" x {value:+.2f} {unit}" if unit else ""
-        return f"{coefficient}{per}; {basis}"
+        return f"{per}; {basis}"
 
 
 # The shape's terms are listed also where they are 0, but for these.

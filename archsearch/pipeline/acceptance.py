@@ -37,7 +37,6 @@ from archsearch.progress import ProgressLine
 from archsearch.records import save
 from archsearch.report.terminal.acceptance import (
     DraftAcceptance,
-    Exit,
     Exits,
     Explanation,
     Figures,
@@ -250,7 +249,7 @@ def measure_untrained(
                 texts.sequences,
                 layers,
                 end_ids=end_ids,
-                report=lambda done, total: line("exits", done, total),
+                progress=line,
             )
         figures = Exits({layer: _exit(trace, layer, scorer) for layer, trace in traces.items()})
     notes = [f"prompts: {source}", *more]
@@ -258,13 +257,13 @@ def measure_untrained(
     return DraftAcceptance(request.said(), family=kind.family, on_text=on_text)
 
 
-def _exit(trace: Trace, layer: int, scorer: Scorer | None) -> Exit:
+def _exit(trace: Trace, layer: int, scorer: Scorer | None) -> Measured:
     """What leaving the target after a layer does, with its best gamma where it is priced."""
     found = measured(trace)
     if scorer is None:
-        return Exit(found)
+        return found
     best = scorer.measured(exit_shape(scorer.target, layer), found.whole.alpha, found.whole.tau)
-    return Exit(found, best.gamma if best.pays else 0, best.speedup)
+    return replace(found, best_gamma=best.gamma if best.pays else 0, speedup=best.speedup)
 
 
 # --- recording
@@ -297,21 +296,10 @@ def record(
     else:
         model = load_target(draft.ref, request.dtype)[0]
     with ProgressLine("measure") as line:
-
-        def report(done: int, total: int) -> None:
-            line("draft beside the target's text", done, total)
-
-        if request.asked.temperature > 0:
-            trace = sampling_trace(
-                model,
-                texts,
-                temperature=request.asked.temperature,
-                top_p=request.top_p,
-                end_ids=end_ids,
-                report=report,
-            )
-        else:
-            trace = agreement_trace(model, texts, end_ids=end_ids, report=report)
+        measure: Callable[..., Trace] = agreement_trace
+        if (temperature := request.asked.temperature) > 0:
+            measure = partial(sampling_trace, temperature=temperature, top_p=request.top_p)
+        trace = measure(model, texts, end_ids=end_ids, progress=line)
     return trace, notes, _mean_context(texts)
 
 
@@ -389,9 +377,8 @@ def written_text(
     ends_file = folder / "end_ids.json"
     left_out = len(prompts) - len(encoded)
     notes = [f"the target's text is kept in {folder}"]
-    notes += (
-        [f"{left_out} of {len(prompts)} prompts are too long and were left out"] if left_out else []
-    )
+    if left_out:
+        notes.append(f"{left_out} of {len(prompts)} prompts are too long and were left out")
     if (folder / "cache.json").is_file() and ends_file.is_file():
         texts = TextCache.load(folder)
         if texts.complete:

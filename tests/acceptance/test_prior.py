@@ -523,7 +523,7 @@ def test_fit_recovers_a_steeper_depth_and_starts_afresh():
 def test_explain_adds_up():
     prior = PriorAcceptance()
     draft = TWO_LAYERS.replace(num_hidden_layers=1, draft_vocab_size=8192)
-    parts = prior.explain(draft, SMOL)
+    parts = {part.term: part.contribution for part in prior.parts(draft, SMOL)}
     assert math.fsum(parts.values()) == pytest.approx(logit(prior.predict(draft, SMOL).alpha.value))
     assert parts["single_layer"] < -0.1 and parts["vocabulary"] < 0
     assert all(part.std >= 0 for part in prior.parts(draft, SMOL))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -31,9 +30,6 @@ class Gains:
         return best if self.speedup[best].value > 1.0 else 0
 
 
-Priced = Annotated[Gains | None, Stored(omit=True, inline=True)]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Intervals:
     """Of alpha, and of tau by gamma."""
@@ -51,24 +47,18 @@ class Figures:
     tokens: int
     tau: Mapping[int, Estimate]
     intervals: Intervals
-    gains: Priced = None
+    gains: Inline[Gains | None]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A draft model on all texts, and on each category of them."""
+    """A draft model on all texts, and on each category of them; of an exit that is priced also its
+    best gamma."""
 
     whole: Inline[Figures]
     argmax_agreement: float
     accepted_by_position: tuple[float, ...]
     by_category: Mapping[str, Figures]
-
-
-@dataclass(frozen=True)
-class Exit:
-    """The target's first layers as its draft."""
-
-    measured: Inline[Measured]
     best_gamma: Maybe[int] = None
     speedup: Maybe[Estimate] = None
 
@@ -77,7 +67,7 @@ class Exit:
 class Exits:
     """By the layer after which the target is left."""
 
-    exits: Mapping[int, Exit]
+    exits: Mapping[int, Measured]
 
 
 @dataclass(frozen=True)
@@ -99,7 +89,7 @@ class Lookup(Texts):
     accepted_by_position: tuple[float, ...]
     drafted_by_position: tuple[float, ...]
     intervals: Intervals
-    gains: Priced = None
+    gains: Inline[Gains | None]
 
 
 @dataclass(frozen=True)
@@ -127,7 +117,7 @@ class OnText:
     context_len: int
     notes: Sequence[str]
     figures: Inline[Measured | Replayed | Exits]
-    prices: Annotated[Prices | None, Stored(omit=True, inline=True)] = None
+    prices: Inline[Prices | None]
 
 
 @dataclass(frozen=True)
@@ -174,9 +164,9 @@ class DraftAcceptance:
     what is `published`."""
 
     said: Inline[Said]
-    model: Annotated[Model | None, Stored(omit=True, inline=True)] = None
+    model: Inline[Model | None] = None
     family: Maybe[str] = None
-    on_text: Annotated[OnText | None, Stored(omit=True, inline=True)] = None
+    on_text: Inline[OnText | None] = None
     alpha: Maybe[Estimate] = None
     published: Maybe[Published] = None
     explanation: Maybe[Explanation] = None
@@ -233,16 +223,15 @@ def _measured_lines(
     if sampled:
         same = f"{figures.argmax_agreement:.3f} of the tokens"
         lines.append(f"  the most likely token is the same for {same}")
-    shares = chain((f"{share:.3f}" for share in figures.accepted_by_position), repeat("-"))
     rows = [
         (
             str(gamma),
             plus_minus(tau),
             *(_interval(each, 2) for each in whole.intervals.tau[gamma].values()),
-            share,
+            f"{share:.3f}",
             *((plus_minus(gains.speedup[gamma]),) if gains else ()),
         )
-        for (gamma, tau), share in zip(whole.tau.items(), shares, strict=False)
+        for (gamma, tau), share in zip(whole.tau.items(), figures.accepted_by_position, strict=True)
     ]
     more = " | speed-up" if gains else ""
     lines += ["", table(rows, f"gamma | tau | 90 % | 95 % | position accepted{more}")]
@@ -321,12 +310,12 @@ def _replayed_lines(text: OnText, figures: Replayed, notes: Sequence[str]) -> li
     ]
 
 
-def _exit_table(exits: Mapping[int, Exit]) -> str:
+def _exit_table(exits: Mapping[int, Measured]) -> str:
     rows = [
         (
             str(layer),
-            plus_minus(part.measured.whole.alpha, digits=3),
-            plus_minus(part.measured.whole.tau.get(4)),
+            plus_minus(part.whole.alpha, digits=3),
+            plus_minus(part.whole.tau.get(4)),
             *((plus_minus(part.speedup), str(part.best_gamma)) if part.speedup else ()),
         )
         for layer, part in exits.items()
