@@ -110,8 +110,8 @@ class LatencyModel(FittedPasses, DraftPasses):
         elif self.engine_ is None or not self.facts.gguf:
             self.ops = OpModel(profile, dtype, mode)
             self._fit()
-        self._engine = fit_overheads(profile.select("engine", dtype, mode))
-        measured = self.engine_ is not None or any(name == engine for name, _ in self._engine)
+        self.added_ = fit_overheads(profile.select("engine", dtype, mode))
+        measured = self.engine_ is not None or any(name == engine for name, _ in self.added_)
         # Rows of what an engine adds to its passes hold the choice of tokens; without them a GPU's
         # pass is charged with it.
         self._chooses = profile.device.get("kind") == "gpu" and not measured
@@ -132,10 +132,10 @@ class LatencyModel(FittedPasses, DraftPasses):
     def _engine_costs(self, vocab_size: int) -> AddedFit | None:
         """The engine's costs at the measured vocabulary nearest to `vocab_size`; None where the
         profile holds no rows of it."""
-        sizes = [size for name, size in self._engine if name == self.engine]
+        sizes = [size for name, size in self.added_ if name == self.engine]
         if self.engine is None or not sizes:
             return None
-        return self._engine[
+        return self.added_[
             self.engine, min(sizes, key=lambda size: abs(math.log(size / vocab_size)))
         ]
 
@@ -429,11 +429,6 @@ class LatencyModel(FittedPasses, DraftPasses):
         rows = self.profile.select("forward", self.dtype, self.mode)
         return max((ForwardShape.of(row).batch for row in rows), default=1)
 
-    @property
-    def engines(self) -> dict[str, AddedFit]:
-        """What engines add, by name and vocabulary of the measurement."""
-        return {f"{name} (vocabulary {size})": fit for (name, size), fit in self._engine.items()}
-
     def summary(self) -> dict[str, object]:
         """What was learnt, for reports: `pass` is `fitted` (to whole passes: coefficients, cache,
         leave-one-out errors) or `composed` (of kernels and stated constants)."""
@@ -442,7 +437,10 @@ class LatencyModel(FittedPasses, DraftPasses):
             "mode": self.mode,
             "rows": self.rows_,
             "pass": "composed" if self.composed_ else "fitted",
-            "engines": {name: costs.to_dict() for name, costs in self.engines.items()},
+            "engines": {
+                f"{name} (vocabulary {size})": costs.to_dict()
+                for (name, size), costs in self.added_.items()
+            },
         }
         if self.round_fit_ is not None:
             known["rounds"] = self.round_fit_.to_dict()

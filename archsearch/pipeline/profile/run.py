@@ -26,7 +26,6 @@ from archsearch.report.terminal.profile import (
     CheckRow,
     CpuPace,
     GpuSweeps,
-    KnownError,
     NoModel,
     Profiled,
 )
@@ -107,15 +106,14 @@ class ProfileRun:
             return
         self.learnt[name] = model
         if request.check and not engine.gguf:
-            self.checks[name] = self.check(bench, dtype, mode)
+            self.checks[name] = self._check(bench, name, dtype, mode)
 
-    def check(self, bench: Bench, dtype: str, mode: str) -> Check:
+    def _check(self, bench: Bench, name: str, dtype: str, mode: str) -> Check:
         """Measure whole drafts (and verification passes) that the profile has not seen and compare;
         kept as the known error."""
         from archsearch.profiling.cpu_sweep import check_points, measure_points
 
-        request, profile, gpu = self.request, self.profile, self.device.kind == "gpu"
-        name = f"{dtype} {mode}" if gpu else dtype
+        request, profile = self.request, self.profile
         # drawn with a seed that moves on, so that no check repeats the last one's shapes
         done = sum(entry.get("checks", 0) for entry in profile.known_error.values())
         unseen = request.space.sample(self.reference, 400, 1_000_003 + request.seed + done)
@@ -151,16 +149,18 @@ class ProfileRun:
                     noisy=row.noisy,
                 )
             )
-        goal = GPU_GOAL if gpu else CPU_GOAL
+        goal = GPU_GOAL if self.device.kind == "gpu" else CPU_GOAL
         drafts, passes = (
             _error_summary([row for row in rows if row.what.startswith(what)], goal)
             for what in ("draft step", "verify")
         )
-        check = Check(KnownError(before + 1, drafts, passes), rows)
-        profile.known_error[name] = as_data(check.known)
-        profile.save_header()
+        check = Check(before + 1, drafts, passes, rows)
+        known = as_data(check)
         file = self.folder / f"check-{name.replace(' ', '-')}.json"
-        save(file, {"dtype": dtype, "mode": mode, **as_data(check)})
+        save(file, {"dtype": dtype, "mode": mode, **known})
+        known.pop("rows")
+        profile.known_error[name] = known
+        profile.save_header()
         return check
 
     def summary(self, measured: CpuPace | GpuSweeps) -> Profiled:

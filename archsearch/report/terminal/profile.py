@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 
+from archsearch.engines.measure.rounds import RoundsMeasured
 from archsearch.estimate import Array
 from archsearch.latency.added import AddedFit
 from archsearch.latency.model import LatencyModel
@@ -41,15 +42,6 @@ class SweepEnd:
     new_rows: int
     relative_std: float | None
     stopped: str
-
-
-@dataclass(frozen=True)
-class EngineRounds:
-    """What was measured in an engine on a GPU. `left`: for want of time; `failed`: why."""
-
-    new_rows: int
-    left: tuple[str, ...]
-    failed: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -93,18 +85,13 @@ class CheckErrors:
 
 
 @dataclass(frozen=True)
-class KnownError:
-    """What a profile keeps of its checks; figures of the newest."""
+class Check:
+    """How often was checked, and the figures of the newest; all but `rows` are in the profile."""
 
     checks: int
     draft_step: Annotated[CheckErrors | None, Stored(name="draft step", omit=True)] = None
     verify: Maybe[CheckErrors] = None
-
-
-@dataclass(frozen=True)
-class Check:
-    known: Inline[KnownError]
-    rows: Sequence[CheckRow]
+    rows: Sequence[CheckRow] = ()
 
 
 @dataclass(frozen=True)
@@ -124,7 +111,7 @@ class GpuSweeps:
     throttled_share: float
     sweeps: Mapping[str, SweepEnd]
     skipped: Sequence[str]
-    rounds: Mapping[str, EngineRounds]
+    rounds: Mapping[str, RoundsMeasured]
     provenance: Mapping[str, Any]
 
 
@@ -160,8 +147,8 @@ OWN_PASSES: Final = (
     " {round_s:.2f} ms a round and {token_s:.2f} ms a draft token (measured)."
 )
 ADDED: Final = (
-    "{} adds {plain_s:.2f} ms per plain token, {round_s:.2f} ms per round, {token_s:.2f} ms per"
-    " draft token and {layer_s:.3f} ms per layer of it (measured)."
+    "{} (vocabulary {}) adds {plain_s:.2f} ms per plain token, {round_s:.2f} ms per round,"
+    " {token_s:.2f} ms per draft token and {layer_s:.3f} ms per layer of it (measured)."
 )
 ROUNDS: Final = (
     "rounds of class {0.rounds.costs.name}, {0.rounds.measured} measured, median error of the law"
@@ -212,8 +199,8 @@ def _learnt_words(model: LatencyModel | NoModel) -> Iterator[str]:
                 text = f"{name.replace('_', ' ')} {plus_minus(cost, 1e3)}"
                 costs.append(text if name in fit.identified else f"({text})")
         yield ROUNDS.format(fit, ", ".join(costs))
-    for engine, added in model.engines.items():
-        yield ADDED.format(engine, **_ms(added))
+    for (engine, vocabulary), added in model.added_.items():
+        yield ADDED.format(engine, vocabulary, **_ms(added))
 
 
 def _cpu_lines(pace: CpuPace, noisy_share: float) -> list[str]:
@@ -266,7 +253,7 @@ def profile_text(result: Profiled, asked: str) -> str:
     for dtype, check in result.checks.items():
         title = f"Check {dtype}: shapes the profile has not seen"
         lines += ["", title, table([row.cells() for row in check.rows], CHECKED)]
-        kinds = (("draft step", check.known.draft_step), ("verify", check.known.verify))
+        kinds = (("draft step", check.draft_step), ("verify", check.verify))
         lines += [ERRORS.format(*each) for each in kinds if each[1]]
     next_ = f"Next: archsearch search --target {asked} --profile {result.folder}"
     return "\n".join([*lines, "", next_])
