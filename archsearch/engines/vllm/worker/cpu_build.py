@@ -152,8 +152,8 @@ def expand_works(expand: Callable[..., None]) -> bool:
     return output.tolist() == [0.5, 1.25, 1.25]
 
 
-def mend_cpu_build(ask: Mapping[str, Any]) -> bool:
-    """Put plain torch where the CPU build falls short; True where something was replaced.
+def mend_cpu_build(ask: Mapping[str, Any]) -> None:
+    """Put plain torch where the CPU build falls short.
 
     Its fallbacks for Triton kernels lack synthetic acceptance, and the one that expands
     temperatures may write into an integer copy. Worker processes (tensor parallel) do not see the
@@ -168,27 +168,23 @@ def mend_cpu_build(ask: Mapping[str, Any]) -> bool:
     torch.cpu._init_amx()
 
     if HAS_TRITON:  # Triton's CPU backend runs the kernels themselves
-        return False
+        return
     if int(ask["tensor_parallel"]) > 1:
         if synthetic:
             raise UserError(
                 "synthetic acceptance with tensor_parallel above 1 needs a GPU; use"
                 " --tensor-parallel 1"
             )
-        return False
+        return
     import vllm._custom_ops  # noqa: F401 - loads the compiled kernels the fallbacks call
     from vllm.utils import cpu_triton_utils as fallbacks
 
-    replaced = False
     if not expand_works(fallbacks._expand_kernel_impl):
         fallbacks._expand_kernel_impl = expand_values
-        replaced = True
     if synthetic:
         for kind, names in (("greedy", GREEDY), ("random", RANDOM)):
             name = f"_rejection_{kind}_sample_kernel_impl"
             setattr(fallbacks, name, by_chance(getattr(fallbacks, name), names))
-        replaced = True
-    return replaced
 
 
 def expands_rightly(ask: Mapping[str, Any]) -> bool:
