@@ -32,6 +32,7 @@ from archsearch.text.settings import check_sampling, warped_probs
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
 
     from archsearch.text.cache import CachedSequence, TextCache
 
@@ -187,7 +188,7 @@ def _split(flat: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def agreement_trace(
-    draft: Any,
+    draft: PreTrainedModel,
     texts: TextCache | Sequence[CachedSequence],
     *,
     end_ids: Collection[int] | None = None,
@@ -210,7 +211,7 @@ def agreement_trace(
 
 
 def sampling_trace(
-    draft: Any,
+    draft: PreTrainedModel,
     texts: TextCache | Sequence[CachedSequence],
     *,
     temperature: float,
@@ -263,7 +264,7 @@ _Judged = tuple["Tensor", ...]
 
 
 def _along(
-    draft: Any,
+    draft: PreTrainedModel,
     texts: TextCache | Sequence[CachedSequence],
     judge: Callable[[CachedSequence, slice, Tensor], _Judged],
     end_ids: Collection[int] | None,
@@ -305,7 +306,7 @@ def text_labels(sequences: Sequence[CachedSequence], ends: Collection[int]) -> _
 class _DraftHead:
     """A draft's head: [n, hidden] -> logits [n, rows], and the token of each row (`ids` [rows])."""
 
-    def __init__(self, draft: Any) -> None:
+    def __init__(self, draft: PreTrainedModel) -> None:
         import torch
 
         from archsearch.models.drafts import head_token_ids
@@ -330,7 +331,9 @@ class _DraftHead:
         return self.ids[best], sure
 
 
-def _draft_states(draft: Any, sequences: Sequence[CachedSequence]) -> Iterator[tuple[int, Tensor]]:
+def _draft_states(
+    draft: PreTrainedModel, sequences: Sequence[CachedSequence]
+) -> Iterator[tuple[int, Tensor]]:
     """(index of a sequence, the draft's final states [written, hidden] that predict its written
     tokens), shortest texts first."""
     import torch
@@ -338,7 +341,7 @@ def _draft_states(draft: Any, sequences: Sequence[CachedSequence]) -> Iterator[t
     from archsearch.training.batches import batches_of, draft_states
 
     largest = max(int(s.token_ids.max()) for s in sequences)
-    rows = draft.get_input_embeddings().weight.shape[0]
+    rows = draft.get_input_embeddings().weight.shape[0]  # type: ignore[index]
     if largest >= rows:
         raise ArchsearchError(
             f"the text holds token id {largest}, the draft's vocabulary ends at {rows - 1}: another"

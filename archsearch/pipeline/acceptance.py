@@ -68,7 +68,7 @@ class AcceptanceRequest:
     """What `archsearch acceptance` was asked.
 
     `prompts` None: the held-out prompts that ship with archsearch. `top_p` counts where
-    `asked.temperature` is above 0. `domain` "": `narrow`, as prompts of one kind are, or `chat`
+    `asked.temperature` is above 0. `domain` None: `narrow`, as prompts of one kind are, or `chat`
     where nothing is measured. `training`: how the draft was trained; None: as is known of it.
     `trained_tokens`: on so many of the target's text (None: by its record). `tau`: published tokens
     a round at `gamma`, instead of a measurement. `dtype`: of target and draft while they are
@@ -85,7 +85,7 @@ class AcceptanceRequest:
     answer_tokens: int = 128
     dtype: str = "float32"
     explain: bool = False
-    domain: str = ""
+    domain: str | None = None
     training: str | None = None
     cache: Path | None = None
     output: Path | None = None
