@@ -86,7 +86,7 @@ class Log:
 
 
 def run_logged(
-    command: list[str], log: Log, what: str, on_line: Callable[[str], None] | None = None
+    command: list[str], log: Log, what: str, on_line: Callable[[str], None] = lambda line: None
 ) -> None:
     """Run `command`, every line of its output into `log` and to `on_line`. Raises RunFailed with
     the last useful line."""
@@ -101,8 +101,7 @@ def run_logged(
             log.file.flush()
             if line.strip():
                 last.append(line.strip())
-                if on_line is not None:
-                    on_line(line.strip())
+                on_line(line.strip())
         status = process.wait()
     if status:
         raise RunFailed(f"{what} failed: {_useful(last)} (the whole log: {log.path})")

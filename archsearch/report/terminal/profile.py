@@ -255,8 +255,8 @@ def profile_text(result: Profiled, asked: str) -> str:
         lines += ["", title, table([row.cells() for row in check.rows], CHECKED)]
         kinds = (("draft step", check.draft_step), ("verify", check.verify))
         lines += [ERRORS.format(*each) for each in kinds if each[1]]
-    next_ = f"Next: archsearch search --target {asked} --profile {result.folder}"
-    return "\n".join([*lines, "", next_])
+    lines += ["", f"Next: archsearch search --target {asked} --profile {result.folder}"]
+    return "\n".join(lines)
 
 
 Level = Literal["ok", "note", "mend", "stop"]
