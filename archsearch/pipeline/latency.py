@@ -39,7 +39,7 @@ from archsearch.pipeline.serving import (
     rounds_of,
     served_words,
 )
-from archsearch.profiles import Profile, cpu_stack, find_profile, profiles_of
+from archsearch.profiles import Profile, cpu_stack, draft_step_errors, find_profile, profiles_of
 from archsearch.records import as_data
 from archsearch.speedup import tau
 from archsearch.threads import DEFAULT
@@ -506,11 +506,10 @@ def _words(model: LatencyModel, device: Device) -> str:
                 " estimate"
             )
         return words
-    checked = profile.known_error.get(f"{dtype} {mode}", profile.known_error.get(dtype, {}))
-    if "draft step" in checked:
-        words += (
-            f", known error of a draft step {checked['draft step']['median_absolute_error']:.1%}"
-        )
+    errors = draft_step_errors(profile.known_error)
+    error = errors.get(f"{dtype} {mode}", errors.get(dtype))
+    if error is not None:
+        words += f", known error of a draft step {error:.1%}"
     elif not profile.known_error:
         words += ", never checked (archsearch profile --check 20)"
     return words + attention

@@ -111,7 +111,7 @@ def search(
     seed: int = 0,
     storage: str | Path | BaseStorage | None = None,
     progress: Report | None = None,
-    how: How | None = None,
+    how: How = How(),
 ) -> SearchResult:
     """Search `space` for the fastest draft of the scorer's target; `trials` distinct shapes are
     scored and recorded.
@@ -128,7 +128,6 @@ def search(
     if trials < 1:
         raise ArchsearchError(f"trials must be at least 1, got {trials}")
     space.check(scorer.target)
-    how = how or How()
     whole = how.sampler == AUTO
     grid = exact_grid(space, scorer) if whole else None
     whole = grid is not None or (whole and space.size(scorer.target) <= ALONE_POINTS)

@@ -228,7 +228,7 @@ def _explained(result: Estimated) -> str:
         f"Latency: {result.latency}.",
         f"Acceptance: {given}.{step if one and not mix else ''}",
         "",
-        *(_one_engine(entries) if one else _side_by_side(entries)),
+        *(_one_engine(entries) if one else [_table(entries, SIDE_BY_SIDE), "", FREE]),
         "",
     ]
     for entry in entries:
@@ -262,7 +262,3 @@ def _round(entry: Entry, alike: bool) -> str:
         *([how] if how and not alike else []),
     ]
     return "; ".join(parts)
-
-
-def _side_by_side(entries: Sequence[Entry]) -> list[str]:
-    return [_table(entries, SIDE_BY_SIDE), "", FREE]
