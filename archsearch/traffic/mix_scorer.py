@@ -260,9 +260,10 @@ class MixScorer(Scorer):
         )
 
     def limit_words(self) -> str:
-        own, asked = self.limits, as_data(self.mix.limits)
-        known = {"max_parameters": own.max_parameters, "max_memory": own.max_memory_bytes} | asked
-        return ", ".join(f"{name}={value:g}" for name, value in known.items() if value is not None)
+        asked = as_data(self.mix.limits)
+        return ", ".join(f"{name}={value:g}" for name, value in asked.items()) or (
+            super().limit_words()
+        )
 
     # --- the same, changed
 

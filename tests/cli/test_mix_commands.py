@@ -105,6 +105,17 @@ def test_a_search_over_a_mix_and_what_comes_after(files: Path) -> None:
     assert "throughput" in header and "mix" not in header
 
 
+def test_a_family_over_a_limit_is_left_out_alone(files: Path) -> None:
+    asked = (*SEARCH, "--trials", "4", "--family", "independent", "--family", "ngram")
+    found = last_json(call(*asked, "--max-memory", "0.01", "--json"))
+    assert [row["family"] for row in found["families"]] == ["ngram"]
+    (why,) = found["left_out"]
+    assert why.startswith("independent is left out: no shape of space space (")
+    assert why.endswith(" keeps within memory_gib=0.01"), "no limit that nobody asked for"
+    again = (*asked, "--run", "runs/n", "--max-ttft", "0.001")
+    assert "ngram (1) keeps within ttft_ms=0.001; raise the limit" in refused(*again)
+
+
 def test_an_estimate_over_a_mix_says_what_traffic_does(files: Path) -> None:
     asked = (
         *ESTIMATE,
