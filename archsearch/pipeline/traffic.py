@@ -16,6 +16,7 @@ from archsearch.pipeline.rounds_explained import served_by
 from archsearch.pipeline.serving import check_batch, of_mix
 from archsearch.report.phrases import AskedPart
 from archsearch.report.terminal.traffic import Part, Simulation, Traffic, UnderLoad
+from archsearch.search.mixed import gain_of
 from archsearch.traffic.mix import LoadPart, Mix, read_mix
 from archsearch.traffic.served import (
     ServedPart,
@@ -28,7 +29,7 @@ from archsearch.traffic.simulation import Simulated, poisson, simulate
 from archsearch.traffic.steady import Service
 from archsearch.traffic.times import held_by
 from archsearch.traffic.traces import Lengths, Request, Trace, read_trace
-from archsearch.workload import LoadRequest
+from archsearch.workload import LoadRequest, Objective
 
 SIMULATED: Final = 800
 """Requests of a simulation where arrivals are made up, and the most that are taken of a trace."""
@@ -69,6 +70,7 @@ def drafts_under_load(request: TrafficRequest) -> Traffic:
     return Traffic(
         **vars(answer),
         objective=mix.objective,
+        alternatives=len(request.rates) > 1 or None,
         load=tuple(AskedPart.of(part) for part in mix.parts),
         trace_note=trace.note if trace is not None else "",
         drafts=tuple(found),
@@ -132,6 +134,9 @@ def _served(item: Priced, mix: Mix, trace: Trace | None, simulated: int) -> Unde
     ranks = scorer.workload.tensor_parallel
     tokens = training_tokens(scorer.context, drafter.parameters())
     broken = broken_limits(overs(parts, mix, drafter, scorer.workload, tokens))
+    # a full server is judged by the tokens that it gives: a token's time is of as many as run
+    judged: Objective = "throughput" if any(row.full for row in rows) else "tpot"
+    worth = (objective_of(parts, judged, ranks, plain=alone) for alone in (False, True))
     return UnderLoad(
         draft=item.entry.draft,
         by=served_by(item.source),
@@ -139,7 +144,7 @@ def _served(item: Priced, mix: Mix, trace: Trace | None, simulated: int) -> Unde
         objective=objective_of(parts, mix.objective, ranks),
         plain_objective=objective_of(parts, mix.objective, ranks, plain=True),
         speedup=objective_of(parts, "speedup", ranks),
-        pays=objective_of(parts, "tpot", ranks) < objective_of(parts, "tpot", ranks, plain=True),
+        pays=gain_of(judged, *worth) > 1.0 and not broken,
         broken_limits=tuple(broken),
         parts=tuple(rows),
     )
@@ -153,12 +158,16 @@ def _simulated(served: ServedPart, trace: Trace | None, count: int) -> Simulatio
     else:
         assert part.requests_per_second is not None
         requests = poisson(part.requests_per_second, count, part.prompt, part.output)
-    drafting, plain = served.services
-    return Simulation(_run(drafting, requests, part), _run(plain, requests, part), len(requests))
+    points = zip(served.services, (served.drafting, served.plain), strict=True)
+    runs = [_run(server, requests, part, point.full) for server, point in points]
+    return Simulation(*runs, len(requests))
 
 
-def _run(server: Service, requests: list[Request], part: LoadPart) -> Simulated:
+def _run(server: Service, requests: list[Request], part: LoadPart, full: bool) -> Simulated:
     """Prompts add seconds in proportion to their tokens: what they cost beyond that (attention over
-    themselves) is small beside the products with the weights."""
+    themselves) is small beside the products with the weights. A server that is `full` may seem to
+    keep up with so few requests."""
     mean = max(part.prompt.mean, 1.0)
-    return simulate(server, requests, read_s=lambda tokens: float(server.prefill_s) * tokens / mean)
+    read_s = lambda tokens: float(server.prefill_s) * tokens / mean  # noqa: E731
+    found = simulate(server, requests, read_s=read_s)
+    return replace(found, full=full or found.full)
