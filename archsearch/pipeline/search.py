@@ -237,11 +237,10 @@ def outcome(
     report = write_report(session.run, session)
     groups = session.groups(ranked)
     lead = [("", session.scorer_of(score), score) for score in ranked[:1]]
-    ranks = {score.family for score in ranked}
     over = [
         f"{space.family} is left out: {none_within(session, [counted])}"
         for space, counted in zip(session.families.spaces, result.spaces, strict=True)
-        if space.family not in ranks
+        if all(score.family != space.family for score in ranked)
     ]
     return Searched(
         run=session.run.path,

@@ -303,7 +303,7 @@ def part_rows(mix: MixScore) -> list[tuple[str, ...]]:
             f"{part.alpha:.2f}",
             f"{1e3 * part.tpot_s:.2f}",
             f"{1e3 * part.plain_tpot_s:.2f}",
-            "no end" if part.ttft_s == float("inf") else f"{1e3 * part.ttft_s:.0f}",
+            "no end" if part.ttft_s is None else f"{1e3 * part.ttft_s:.0f}",
             f"{part.tokens_per_s:,.0f}",
             f"{part.plain_tokens_per_s:,.0f}",
             f"{part.speedup:.2f}x",
