@@ -251,8 +251,8 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
             source = replace(source, served=words)
         workloads[source.served] = workload
         priced += _priced(request, named, ref, source, workload, acceptance)
-    # what is assumed by the lower end, as in a search; what has no room last
-    priced.sort(key=lambda item: (bool(item.entry.no_room), -item.score.ranked_by))
+    # what is assumed by the lower end, as in a search; what has no room or breaks a limit last
+    priced.sort(key=lambda item: (*item.entry.out, -item.score.ranked_by))
     best = priced[0]
     return priced, Asked(
         target=ref.name,
@@ -329,7 +329,7 @@ def _priced(
             training=training,
             notes=(*notes, *_share_notes(score)),
             no_room=_no_room(ref.architecture, each.drafter, workload, source),
-            pays=score.pays,
+            pays=score.pays and not score.broken_limits,
             group=len(found),
             served=source.served,
             engine_class=rounds.running(each.drafter.rounds).costs.title if rounds else None,

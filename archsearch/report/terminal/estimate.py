@@ -64,8 +64,16 @@ class Entry:
     free_layers: float | None
 
     @property
+    def out(self) -> tuple[bool, bool]:
+        """Whether it has no room, and whether it breaks a limit."""
+        return bool(self.no_room), bool(self.score.broken_limits)
+
+    @property
     def answer(self) -> str:
-        return "no room" if self.no_room else pays_word(self.score.speedup)
+        no_room, over = self.out
+        if no_room or over:
+            return "no room" if no_room else "over limit"
+        return pays_word(self.score.speedup)
 
     @property
     def cells(self) -> dict[str, str]:
@@ -152,14 +160,15 @@ def estimate_text(result: Estimated, *, explain: bool) -> str:
     """The answer in at most SCREEN lines of 100 columns; with `explain` all that it rests on behind
     it."""
     entries, engines, unit = result.drafts, result.engines, unit_of(result.device)
-    best = max(entries, key=lambda entry: (not entry.no_room, entry.score.speedup.value))
-    budget, gain = result.training_budget, best.score.speedup
+    best = min(entries, key=lambda entry: (*entry.out, -entry.score.speedup.value))
+    budget, gain, broken = result.training_budget, best.score.speedup, best.score.broken_limits
     hours = "" if budget is None else hours_words(budget.gpu_hours, unit)
     trained = any(entry.score.needs and entry.score.needs.kind == "training" for entry in entries)
     given = f" Drafters to be trained are given {hours}." if hours and trained else ""
     several = len(engines) > 1
     above = [
         *([f"No room: {best.no_room}. Were there room:"] if best.no_room else []),
+        *([f"Breaks a limit: {'; '.join(broken)}. Without that:"] if broken else []),
         f"Speculation {verdict(gain)} for {result.target} on {result.device}: best"
         f" {best.draft}{' in ' + best.served if several else ''}, gamma {best.score.gamma},"
         f" {gain_words(gain)}.",
@@ -188,7 +197,9 @@ def estimate_text(result: Estimated, *, explain: bool) -> str:
     ]
     lines = [*wrapped(above), "", *table(rows, header).splitlines(), ""]
     room = SCREEN - len(lines) - len(below)
-    for text in _said(result):
+    others = [(entry.draft, entry.score) for entry in entries if entry is not best]
+    over = [f"{name} breaks a limit: {text}." for name, row in others for text in row.broken_limits]
+    for text in [*over, *_said(result)]:
         said = wrapped([text])
         lines, room = (lines + said, room - len(said)) if len(said) <= room else (lines, room)
     text = "\n".join([*lines, *below])
