@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from archsearch.acceptance.estimator import AcceptanceEstimator, GivenAcceptance
 from archsearch.acceptance.known import AskedText
@@ -46,6 +47,9 @@ from archsearch.traffic.mix import LoadPart, Mix
 from archsearch.traffic.mix_scorer import MixScorer
 from archsearch.traffic.traces import Lengths
 from archsearch.workload import DTYPE_BYTES, WEIGHT_BYTES, Workload, WorkloadRequest
+
+PADDING: Final = 512
+"""Rows by which vocabularies of one tokenizer differ, at most (Qwen2.5: 151,936 and 152,064)."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +187,8 @@ def _with_prompts(item: Priced) -> WithPrompts | None:
     draft, as many requests in flight as the batch has, prompts that with half an answer fill its
     context. None on a CPU, and where such requests cannot be priced."""
     work = item.scorer.workload
-    if item.source.device.kind == "cpu" or getattr(item.score.proposer, "tree", None):
+    tree = getattr(item.score.proposer, "tree", None)
+    if item.entry.barred or item.source.device.kind == "cpu" or tree:
         return None
     prompt = max(1, work.context_len - ANSWER // 2)
     base = item.scorer.with_gammas((item.score.gamma,))
@@ -251,8 +256,8 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
             source = replace(source, served=words)
         workloads[source.served] = workload
         priced += _priced(request, named, ref, source, workload, acceptance)
-    # what is assumed by the lower end, as in a search; what has no room last
-    priced.sort(key=lambda item: (bool(item.entry.no_room), -item.score.ranked_by))
+    # what is assumed by the lower end, as in a search; what cannot be served last
+    priced.sort(key=lambda item: (item.entry.barred, -item.score.ranked_by))
     best = priced[0]
     return priced, Asked(
         target=ref.name,
@@ -301,12 +306,10 @@ def _priced(
         facts.check_drafter(each.drafter, shared_by(workload), source.version, each.name)
         training, doubt = request.training or "target", ""
         folder = Path(each.hub_id).expanduser() if each.hub_id else None
-        read = folder if folder is not None and folder.is_dir() else None
-        tokens = request.trained_tokens or recorded_tokens(read)
+        tokens = request.trained_tokens or recorded_tokens(folder)
         if each.model is not None and not request.training and request.trained_tokens is None:
             training, doubt = training_of(each.model, ref)
-        head = each.drafter.trains and not each.drafter.is_model
-        head = head and each.drafter.acceptance != "mtp" and folder is not None
+        head = each.drafter.trains and not each.drafter.is_model and bool(each.hub_id)
         unknown = tokens is None and head and not published_as(each.hub_id)
         if unknown:
             doubt = (
@@ -315,6 +318,8 @@ def _priced(
             )
         notes = [*each.notes, *([doubt] if doubt and request.alpha == "prior" else [])]
         notes += _notes(ref.architecture, each.drafter, workload)
+        rows = each.drafter.architecture.vocab_size - ref.architecture.vocab_size
+        other = abs(rows) > PADDING
         bought = None if each.hub_id or request.trained_tokens is not None else budget
         context = replace(trained_as(scorer.context, each.model, training, tokens), budget=bought)
         if unknown:
@@ -329,7 +334,8 @@ def _priced(
             training=training,
             notes=(*notes, *_share_notes(score)),
             no_room=_no_room(ref.architecture, each.drafter, workload, source),
-            pays=score.pays,
+            other_tokenizer=other,
+            pays=score.pays and not other,
             group=len(found),
             served=source.served,
             engine_class=rounds.running(each.drafter.rounds).costs.title if rounds else None,
@@ -396,6 +402,7 @@ def _differences(priced: Sequence[Priced]) -> tuple[Difference, ...]:
 def _warnings(priced: Sequence[Priced]) -> tuple[str, ...]:
     found = []
     for items in _by_engine(priced):
-        drafts = [(item.entry.draft, item.scorer, item.score) for item in items]
+        usable = [item for item in items if not item.entry.other_tokenizer]
+        drafts = [(item.entry.draft, item.scorer, item.score) for item in usable]
         found += warnings_of(items[0].source, drafts)
     return tuple(found)

@@ -103,6 +103,19 @@ def test_estimate_notes_another_vocabulary(world: Path) -> None:
     assert "Note: draft: vocabulary 300, target 320: engines need the same tokenizer" in text
 
 
+def test_a_draft_with_another_tokenizer_is_never_the_best() -> None:
+    asked = ("estimate", "--target", "qwen2.5-7b", "--gpu", "h100", "--draft", "llama-3.2-1b")
+    text = call(*asked).stdout
+    assert text.startswith("llama-3.2-1b has another tokenizer than qwen2.5-7b")
+    assert any(line.endswith("other tokenizer") for line in text.splitlines())
+    assert "should pay" not in text and "best" not in text and "gives" not in text
+    both = (*asked, "--draft", "qwen2.5-0.5b")  # the same tokenizer, padded to other rows
+    assert "best qwen2.5-0.5b" in call(*both).stdout
+    first, last = last_json(call(*both, "--json"))["drafts"]
+    assert (first["draft"], last["draft"]) == ("qwen2.5-0.5b", "llama-3.2-1b")
+    assert last["other_tokenizer"] and not last["pays"] and not first["other_tokenizer"]
+
+
 def test_what_has_no_room_is_said_first_and_comes_last() -> None:
     asked = ("estimate", "--target", "llama-3.1-8b", "--gpu", "h100", "--batch-size", "2")
     both = (*asked, "--draft", "llama-3.1-70b", "--draft", "llama-3.2-1b")

@@ -50,13 +50,14 @@ FREE = (
 class Entry:
     """A draft in one engine. `engine_class`: how it runs there, None where nothing is known;
     `group`: those whose error bars tell none apart; `free_layers`: how many it may have before the
-    host decides the round."""
+    host decides the round; `other_tokenizer`: its vocabulary cannot be the target's."""
 
     draft: str
     training: str
     notes: tuple[str, ...]
     pays: bool
     no_room: str
+    other_tokenizer: bool
     group: int
     served: str
     engine_class: str | None
@@ -65,7 +66,14 @@ class Entry:
 
     @property
     def answer(self) -> str:
+        if self.other_tokenizer:
+            return "other tokenizer"
         return "no room" if self.no_room else PAYS[verdict(self.score.speedup)]
+
+    @property
+    def barred(self) -> int:
+        """0 where it can be served; more where less would make it so."""
+        return 2 * self.other_tokenizer + bool(self.no_room)
 
     @property
     def cells(self) -> dict[str, str]:
@@ -152,7 +160,7 @@ def estimate_text(result: Estimated, *, explain: bool) -> str:
     """The answer in at most SCREEN lines of 100 columns; with `explain` all that it rests on behind
     it."""
     entries, engines, unit = result.drafts, result.engines, unit_of(result.device)
-    best = max(entries, key=lambda entry: (not entry.no_room, entry.score.speedup.value))
+    best = max(entries, key=lambda entry: (-entry.barred, entry.score.speedup.value))
     budget, gain = result.training_budget, best.score.speedup
     hours = "" if budget is None else hours_words(budget.gpu_hours, unit)
     trained = any(entry.score.needs and entry.score.needs.kind == "training" for entry in entries)
@@ -160,7 +168,9 @@ def estimate_text(result: Estimated, *, explain: bool) -> str:
     several = len(engines) > 1
     above = [
         *([f"No room: {best.no_room}. Were there room:"] if best.no_room else []),
-        f"Speculation {verdict(gain)} for {result.target} on {result.device}: best"
+        f"{best.draft} has another tokenizer than {result.target}: engines need the same."
+        if best.other_tokenizer
+        else f"Speculation {verdict(gain)} for {result.target} on {result.device}: best"
         f" {best.draft}{' in ' + best.served if several else ''}, gamma {best.score.gamma},"
         f" {gain_words(gain)}.",
         f"{result.words()}, {' and '.join(engines)}.{given}",
