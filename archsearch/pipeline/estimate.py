@@ -378,7 +378,8 @@ def _notes(target: Architecture, drafter: Drafter, workload: Workload) -> list[s
 def _no_room(
     target: Architecture, drafter: Drafter, workload: Workload, source: LatencySource
 ) -> str:
-    need, usable = memory_bytes(target, drafter, workload).total_bytes, usable_bytes(source.device)
+    need = memory_bytes(target, drafter, workload).total_bytes
+    usable = usable_bytes(source.device, workload)
     if need <= usable:
         return ""
     return (

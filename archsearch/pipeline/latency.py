@@ -83,27 +83,25 @@ class LatencySource:
     served: str = ""
 
 
-def fitting_ranks(
-    device: Device, target: Architecture, batch_size: int, context_len: int, dtype: str
-) -> int:
+def fitting_ranks(device: Device, target: Architecture, workload: Workload) -> int:
     """The fewest devices (1, 2, 4, 8) that hold the target with a tenth of their memory to spare
-    for a draft.
+    for a draft. `workload`: of one device.
 
     Raises ArchsearchError where not even eight do.
     """
+    usable = usable_bytes(device, workload)
     for ranks in RANKS:
+        shared = replace(workload, tensor_parallel=ranks)
         try:
-            needed = memory_bytes(
-                target, None, Workload(batch_size, context_len, ranks, dtype)
-            ).total_bytes
+            needed = memory_bytes(target, None, shared).total_bytes
         except InvalidShapeError:  # heads do not divide
             continue
-        if device.kind == "cpu" or needed <= 0.9 * usable_bytes(device):
+        if device.kind == "cpu" or needed <= 0.9 * usable:
             return ranks
-    one = memory_bytes(target, None, Workload(batch_size, context_len, 1, dtype)).total_bytes
+    one = memory_bytes(target, None, workload).total_bytes
     raise ArchsearchError(
-        f"the target needs {one / 2**30:.0f} GiB in {dtype}; eight {device.key} with"
-        f" {usable_bytes(device) / 2**30:.0f} GiB usable each do not hold it; lower --batch-size or"
+        f"the target needs {one / 2**30:.0f} GiB in {workload.dtype}; eight {device.key} with"
+        f" {usable / 2**30:.0f} GiB usable each do not hold it; lower --batch-size or"
         " the context (--context, the prompts of a load), or name a larger --gpu"
     )
 
@@ -254,19 +252,17 @@ def _profile_and_device(asked: WorkloadRequest) -> tuple[Profile | None, Device]
 def _workload(
     asked: WorkloadRequest, device: Device, target: Architecture, dtype: str, mode: Mode
 ) -> Workload:
-    ranks = asked.tensor_parallel or fitting_ranks(
-        device, target, asked.batch_size, asked.context_len, dtype
-    )
-    return Workload(
+    alone = Workload(
         asked.batch_size,
         asked.context_len,
-        ranks,
+        1,
         dtype,
         mode,
         asked.temperature,
-        asked.draft_tensor_parallel,
-        asked.memory_fraction,
+        memory_fraction=asked.memory_fraction,
     )
+    ranks = asked.tensor_parallel or fitting_ranks(device, target, alone)
+    return replace(alone, tensor_parallel=ranks, draft_tensor_parallel=asked.draft_tensor_parallel)
 
 
 def tables_of(device: Device, dtype: str) -> Profile | None:

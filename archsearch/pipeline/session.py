@@ -510,7 +510,8 @@ def memory_limits(
     Raises ArchsearchError where the target alone does not fit.
     """
     limits = space.limits(target)
-    needed, usable = memory_bytes(target, None, workload).total_bytes, usable_bytes(device)
+    needed = memory_bytes(target, None, workload).total_bytes
+    usable = usable_bytes(device, workload)
     free = usable - needed
     if free <= 0:
         raise ArchsearchError(

@@ -89,11 +89,12 @@ def _at(workload: Workload, ranks: int, batch: int) -> Workload:
 def _holds(
     target: Architecture, device: Device, workload: Workload, ranks: int, batch: int
 ) -> bool:
+    there = _at(workload, ranks, batch)
     try:
-        need = memory_bytes(target, None, _at(workload, ranks, batch)).total_bytes
+        need = memory_bytes(target, None, there).total_bytes
     except InvalidShapeError:  # heads do not divide
         return False
-    return need <= usable_bytes(device)
+    return need <= usable_bytes(device, there)
 
 
 def _per_token(

@@ -128,6 +128,16 @@ def test_what_has_no_room_is_said_first_and_comes_last() -> None:
     assert any(line.endswith("no room") for line in alone.splitlines())
 
 
+def test_a_memory_fraction_counts(tmp_path: Path) -> None:
+    asked = ("--target", "llama-3.1-8b", "--gpu", "h100", "--memory-fraction", "0.1")
+    priced = (*asked, "--draft", "llama-3.2-1b", "--json")
+    assert last_json(call("estimate", *priced))["workload"]["tensor_parallel"] == 4
+    (only,) = last_json(call("estimate", *priced, "--tensor-parallel", "1"))["drafts"]
+    assert "need 17 GiB on each device, 8 are usable" in only["no_room"]
+    run = ("--tensor-parallel", "1", "--run", str(tmp_path / "run"))
+    assert "7.9 usable" in refused("search", *asked, *run)
+
+
 def test_estimate_knows_how_catalogue_drafts_were_trained(tmp_path: Path) -> None:
     arguments = (
         "estimate",
