@@ -236,6 +236,9 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
     priced: list[Priced] = []
     workloads: dict[str, Workload] = {}
     named = [resolve_drafter(name, ref) for name in request.drafts]
+    other = [each.name for each in named if each.model is None]
+    if request.training and other:
+        raise ArchsearchError(f"--training is of draft models, not of {other[0]}: leave one out")
     if request.tree is not None:
         named = _as_trees(named, request.tree)
     narrow = (request.asked.draft_dtype or "").lower()

@@ -128,6 +128,12 @@ def test_what_has_no_room_is_said_first_and_comes_last() -> None:
     assert any(line.endswith("no room") for line in alone.splitlines())
 
 
+def test_how_a_head_was_trained_is_not_asked() -> None:
+    asked = ("estimate", "--target", "llama-3.1-8b", "--gpu", "h100", "--training", "other")
+    both = ("--draft", "llama-3.2-1b", "--draft", "eagle3")
+    assert "--training is of draft models, not of eagle3" in refused(*asked, *both)
+
+
 def test_a_memory_fraction_counts(tmp_path: Path) -> None:
     asked = ("--target", "llama-3.1-8b", "--gpu", "h100", "--memory-fraction", "0.1")
     priced = (*asked, "--draft", "llama-3.2-1b", "--json")
