@@ -128,6 +128,11 @@ def test_what_has_no_room_is_said_first_and_comes_last() -> None:
     assert any(line.endswith("no room") for line in alone.splitlines())
 
 
+def test_random_prompts_are_no_domain() -> None:
+    line = refused(*ESTIMATE, "--domain", "random")
+    assert "'random' is not one of 'chat', 'code'" in line
+
+
 def test_how_a_head_was_trained_is_not_asked() -> None:
     asked = ("estimate", "--target", "llama-3.1-8b", "--gpu", "h100", "--training", "other")
     both = ("--draft", "llama-3.2-1b", "--draft", "eagle3")
