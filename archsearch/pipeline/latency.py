@@ -466,13 +466,12 @@ def _engine_words(model: LatencyModel, device: Device, engine: str) -> str:
 
 
 def _round_words(rounds: EngineRounds | None) -> str:
-    """How the engine's version runs a round; "" where that plays no part."""
+    """The engine's version, without how it runs one kind of drafter; "" where that plays no
+    part."""
     if rounds is None:
         return ""
-    return (
-        f"; rounds of {rounds.label()}"
-        f" ({f'{rounds.measured} measured here' if rounds.measured else 'published'})"
-    )
+    known = f"{rounds.measured} measured here" if rounds.measured else "published"
+    return f"; rounds of {rounds.label().removesuffix(f', {rounds.costs.title}')} ({known})"
 
 
 def _words(model: LatencyModel, device: Device) -> str:

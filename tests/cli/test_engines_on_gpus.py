@@ -406,3 +406,17 @@ def test_a_mode_that_contradicts_the_engine_is_refused_with_a_switch_that_it_has
     with pytest.raises(ArchsearchError) as error:
         serving.with_engine(WorkloadRequest(gpu="h100", mode="eager", engine=engine))
     assert str(error.value).endswith(advice)
+
+
+def test_no_class_of_another_drafter_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = ("--target", "llama-3.1-8b", "--gpu", "h100")
+    drafts = ("--draft", "eagle3", "--draft", "llama-3.2-1b")
+    call("search", *asked, "--family", "eagle3", "--trials", "5", "--run", "run")
+    schedule = call("schedule", "run").stdout
+    for text in (schedule, call("estimate", *asked, *drafts, "--sweep", "batch").stdout):
+        assert f"rounds of vllm {NEWEST} (published)" in " ".join(text.split())
+        assert "CUDA graph for the draft" not in text
+    assert "A range may lose 1 %." in schedule
