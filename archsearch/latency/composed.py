@@ -136,15 +136,12 @@ class ComposedPass:
         # operations a second
         self._most = min(reached, there.flops_per_s["bfloat16"]) if reached else math.inf
 
-    def serving(
-        self, rounds: EngineRounds | None, dtype: str, wait: Estimate, cache: str | None = None
-    ) -> Self:
-        """The same as the engine of `rounds` runs it: its KV cache (`cache`; None: of a target in
-        `dtype`), how its activations are quantised, and how long its ranks wait. Raises
-        ArchsearchError where no attention on such a cache was measured."""
+    def serving(self, rounds: EngineRounds | None, dtype: str, wait: Estimate, cache: str) -> Self:
+        """The same as the engine of `rounds` runs it: its KV cache in `cache`, how its activations
+        are quantised, and how long its ranks wait. Raises ArchsearchError where no attention on
+        such a cache was measured."""
         changed = copy.copy(self)
         changed.wait, changed._known = wait, {}
-        cache = cache or (dtype if rounds is None else rounds.cache_dtype(dtype))
         known = {"bfloat16": self._rest, **self._formats}
         changed._cache = known.get(cache) or self._ops_in(cache)
         if changed._cache is self._rest and cache not in known:

@@ -17,10 +17,8 @@ from archsearch.acceptance.learnt import (
     trained_as,
     training_of,
 )
-from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.published_drafters import published_as
 from archsearch.capacity import memory_bytes, usable_bytes
-from archsearch.drafters.drafter import Drafter, RoundKind
 from archsearch.drafters.heads import ChainHead
 from archsearch.drafters.models import Independent
 from archsearch.engine_facts import engine_facts, shared_by
@@ -246,11 +244,16 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
         named = _in_format(named, narrow, request)
         request = replace(request, asked=replace(request.asked, draft_dtype=None))
     kind, mix = kind_of([each.drafter.rounds for each in named]), request.mix
-    for asked in _requests(request, named, kind):
+    versions = request.engine_versions
+    for asked in engine_requests(request.asked, request.engines, versions, kind):
+        facts = engine_facts(asked.engine)
+        for each in named:
+            if why := facts.lacks(each.drafter.family, asked.engine_version):
+                raise ArchsearchError(why)
         if mix is not None:
             asked = replace(asked, batch_size=1, context_len=mix.longest)
         if asked.dtype is None:
-            asked = replace(asked, dtype=ref.dtype_in(engine_facts(asked.engine).gguf))
+            asked = replace(asked, dtype=ref.dtype_in(facts.gguf))
         source, workload = choose_latency(asked, ref.architecture, kind)
         if mix is not None:
             check_batch(engine_facts(source.engine), source.device, mix.in_flight)
@@ -274,20 +277,6 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
     )
 
 
-def _requests(
-    request: EstimateRequest, named: Sequence[NamedDrafter], kind: RoundKind
-) -> list[WorkloadRequest]:
-    """One request for each engine and version; ArchsearchError where an engine does not run a
-    drafter that was asked for."""
-    found = engine_requests(request.asked, request.engines, request.engine_versions, kind)
-    for asked in found:
-        facts = engine_facts(asked.engine)
-        for each in named:
-            if why := facts.lacks(each.drafter.family, asked.engine_version):
-                raise ArchsearchError(why)
-    return found
-
-
 def _priced(
     request: EstimateRequest,
     named: Sequence[NamedDrafter],
@@ -296,15 +285,16 @@ def _priced(
     workload: Workload,
     acceptance: AcceptanceEstimator,
 ) -> list[Priced]:
-    gammas = [request.gamma] if request.gamma else None
+    gammas, target = [request.gamma] if request.gamma else None, ref.architecture
     scorer = Scorer(
-        ref.architecture, workload, source.latency, acceptance, gammas=gammas, domain=request.domain
+        target, workload, source.latency, acceptance, gammas=gammas, domain=request.domain
     )
     if request.mix is not None:
         scorer = MixScorer(scorer, request.mix, source.device)
     seconds = budget_s(request.training_budget_s, source.device)
-    scorer = with_budget(scorer, ref.architecture, source.device, seconds)
+    scorer = with_budget(scorer, target, source.device, seconds)
     budget, facts, found = scorer.context.budget, engine_facts(source.engine), list[Priced]()
+    usable, longest = usable_bytes(source.device, workload), target.max_position_embeddings
     for each in named:
         facts.check_drafter(each.drafter, shared_by(workload), source.version, each.name)
         training, doubt = request.training or "target", ""
@@ -320,9 +310,21 @@ def _priced(
                 " knows (else --trained-tokens, or --tau of what was published)"
             )
         notes = [*each.notes, *([doubt] if doubt and request.alpha == "prior" else [])]
-        notes += _notes(ref.architecture, each.drafter, workload)
-        rows = each.drafter.architecture.vocab_size - ref.architecture.vocab_size
-        other = abs(rows) > PADDING
+        rows, own_rows = target.vocab_size, each.drafter.architecture.vocab_size
+        if rows != own_rows:
+            notes.append(f"vocabulary {own_rows}, target {rows}: engines need the same tokenizer")
+        if workload.context_len > longest:
+            notes.append(
+                f"{workload.context_len:,} tokens are more than the target's {longest:,} positions"
+            )
+        need, no_room = memory_bytes(target, each.drafter, workload).total_bytes, ""
+        if need > usable:
+            no_room = (
+                f"target, draft and caches need {need / 2**30:.0f} GiB on each device,"
+                f" {usable / 2**30:.0f} are usable: raise --tensor-parallel, or lower --batch-size"
+                " or --context"
+            )
+        other = abs(rows - own_rows) > PADDING
         bought = None if each.hub_id or request.trained_tokens is not None else budget
         context = replace(trained_as(scorer.context, each.model, training, tokens), budget=bought)
         if unknown:
@@ -336,7 +338,7 @@ def _priced(
             draft=each.name,
             training=training,
             notes=(*notes, *_share_notes(score)),
-            no_room=_no_room(ref.architecture, each.drafter, workload, source),
+            no_room=no_room,
             other_tokenizer=other,
             pays=score.pays and not other,
             group=len(found),
@@ -360,36 +362,6 @@ def _share_notes(score: Score) -> list[str]:
         f"assumed to propose in {share:.0%} of rounds; alpha counts those rounds, tau all; measure"
         " both on your text"
     ]
-
-
-def _notes(target: Architecture, drafter: Drafter, workload: Workload) -> list[str]:
-    """What keeps a draft from being used so."""
-    notes = []
-    if drafter.architecture.vocab_size != target.vocab_size:
-        notes.append(
-            f"vocabulary {drafter.architecture.vocab_size}, target {target.vocab_size}: engines"
-            " need the same tokenizer"
-        )
-    if workload.context_len > target.max_position_embeddings:
-        notes.append(
-            f"{workload.context_len:,} tokens are more than the target's"
-            f" {target.max_position_embeddings:,} positions"
-        )
-    return notes
-
-
-def _no_room(
-    target: Architecture, drafter: Drafter, workload: Workload, source: LatencySource
-) -> str:
-    need = memory_bytes(target, drafter, workload).total_bytes
-    usable = usable_bytes(source.device, workload)
-    if need <= usable:
-        return ""
-    return (
-        f"target, draft and caches need {need / 2**30:.0f} GiB on each device,"
-        f" {usable / 2**30:.0f} are usable: raise --tensor-parallel, or lower --batch-size or"
-        " --context"
-    )
 
 
 def _differences(priced: Sequence[Priced]) -> tuple[Difference, ...]:

@@ -204,7 +204,7 @@ def choose_latency(
     }
     source = replace(source, version=version, served=served, profile=about, words=words)
     work = _workload(asked, source.device, target, source.dtype, mode)
-    cache = source.rounds.cache_dtype(source.dtype) if source.rounds is not None else source.dtype
+    cache = source.rounds.cache_dtype(source.dtype) if source.rounds else source.dtype
     work = work if cache == source.dtype else replace(work, cache_dtype=cache)
     facts = engine_facts(source.engine)
     drafts = dtype_of_drafts(asked.draft_dtype, facts, device, source.dtype)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Final
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.capacity import memory_bytes, usable_bytes
+from archsearch.capacity import fits
 from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.hardware.device import Device
 from archsearch.latency.draft_passes import LatencyOfRounds
@@ -89,12 +89,10 @@ def _at(workload: Workload, ranks: int, batch: int) -> Workload:
 def _holds(
     target: Architecture, device: Device, workload: Workload, ranks: int, batch: int
 ) -> bool:
-    there = _at(workload, ranks, batch)
     try:
-        need = memory_bytes(target, None, there).total_bytes
+        return fits(target, None, _at(workload, ranks, batch), device)
     except InvalidShapeError:  # heads do not divide
         return False
-    return need <= usable_bytes(device, there)
 
 
 def _per_token(
