@@ -286,15 +286,15 @@ def _priced(
     acceptance: AcceptanceEstimator,
 ) -> list[Priced]:
     gammas, target = [request.gamma] if request.gamma else None, ref.architecture
+    device = source.device
     scorer = Scorer(
         target, workload, source.latency, acceptance, gammas=gammas, domain=request.domain
     )
     if request.mix is not None:
-        scorer = MixScorer(scorer, request.mix, source.device)
-    seconds = budget_s(request.training_budget_s, source.device)
-    scorer = with_budget(scorer, target, source.device, seconds)
+        scorer = MixScorer(scorer, request.mix, device)
+    scorer = with_budget(scorer, device, budget_s(request.training_budget_s, device))
     budget, facts, found = scorer.context.budget, engine_facts(source.engine), list[Priced]()
-    usable, longest = usable_bytes(source.device, workload), target.max_position_embeddings
+    usable, longest = usable_bytes(device, workload), target.max_position_embeddings
     for each in named:
         facts.check_drafter(each.drafter, shared_by(workload), source.version, each.name)
         training, doubt = request.training or "target", ""
@@ -302,8 +302,8 @@ def _priced(
         tokens = request.trained_tokens or recorded_tokens(folder)
         if each.model is not None and not request.training and request.trained_tokens is None:
             training, doubt = training_of(each.model, ref)
-        head = each.drafter.trains and not each.drafter.is_model and bool(each.hub_id)
-        unknown = tokens is None and head and not published_as(each.hub_id)
+        head = each.drafter.trains and not each.drafter.is_model and each.hub_id
+        unknown = head and tokens is None and not published_as(each.hub_id)
         if unknown:
             doubt = (
                 "nobody says how this head was trained: on 3M to 300M tokens as far as its band"
@@ -378,7 +378,10 @@ def _differences(priced: Sequence[Priced]) -> tuple[Difference, ...]:
 def _warnings(priced: Sequence[Priced]) -> tuple[str, ...]:
     found = []
     for items in _by_engine(priced):
-        usable = [item for item in items if not item.entry.other_tokenizer]
-        drafts = [(item.entry.draft, item.scorer, item.score) for item in usable]
+        drafts = [
+            (item.entry.draft, item.scorer, item.score)
+            for item in items
+            if not item.entry.other_tokenizer
+        ]
         found += warnings_of(items[0].source, drafts)
     return tuple(found)

@@ -203,9 +203,7 @@ def choose_latency(
         "quantise": _to_quantise(target, source.dtype),
     }
     source = replace(source, version=version, served=served, profile=about, words=words)
-    work = _workload(asked, source.device, target, source.dtype, mode)
-    cache = source.rounds.cache_dtype(source.dtype) if source.rounds else source.dtype
-    work = work if cache == source.dtype else replace(work, cache_dtype=cache)
+    work = _workload(asked, source.device, target, source.dtype, mode, source.rounds)
     facts = engine_facts(source.engine)
     drafts = dtype_of_drafts(asked.draft_dtype, facts, device, source.dtype)
     if drafts == source.dtype:
@@ -250,16 +248,22 @@ def _profile_and_device(asked: WorkloadRequest) -> tuple[Profile | None, Device]
 
 
 def _workload(
-    asked: WorkloadRequest, device: Device, target: Architecture, dtype: str, mode: Mode
+    asked: WorkloadRequest,
+    device: Device,
+    target: Architecture,
+    dtype: str,
+    mode: Mode,
+    rounds: EngineRounds | None,
 ) -> Workload:
+    cache = rounds.cache_dtype(dtype) if rounds else dtype
     alone = Workload(
         asked.batch_size,
         asked.context_len,
-        1,
-        dtype,
-        mode,
-        asked.temperature,
+        dtype=dtype,
+        mode=mode,
+        temperature=asked.temperature,
         memory_fraction=asked.memory_fraction,
+        cache_dtype=None if cache == dtype else cache,
     )
     ranks = asked.tensor_parallel or fitting_ranks(device, target, alone)
     return replace(alone, tensor_parallel=ranks, draft_tensor_parallel=asked.draft_tensor_parallel)
@@ -368,7 +372,10 @@ def _profiled(
     own = {name: model for name, model in models.items() if model.engine_ is not None}
     models = own or models  # what the engine itself was measured in, where it was
 
-    workloads = {name: _workload(asked, device, target, name, mode) for name in models}
+    workloads = {
+        name: _workload(asked, device, target, name, mode, model.rounds)
+        for name, model in models.items()
+    }
     best = _fastest_dtype(models, target, workloads)
     step_s = {name: models[name].decode_s(target, workloads[name]).value for name in models}
     first = min(step_s, key=lambda name: step_s[name])

@@ -126,9 +126,10 @@ def budget_s(asked: float | None, device: Device) -> float:
     return asked or (CPU_BUDGET_S if device.kind == "cpu" else GPU_BUDGET_S)
 
 
-def with_budget(scorer: Scorer, target: Architecture, device: Device, seconds: float) -> Scorer:
+def with_budget(scorer: Scorer, device: Device, seconds: float) -> Scorer:
     """The scorer whose alphas assume a training of so many device-seconds."""
-    budget = training_budget(scorer.latency, target, device, scorer.workload, seconds / 3600.0)
+    priced = scorer.latency, scorer.target, device, scorer.workload
+    budget = training_budget(*priced, seconds / 3600.0)
     return scorer.with_acceptance(scorer.acceptance, replace(scorer.context, budget=budget))
 
 

@@ -109,6 +109,7 @@ def test_a_draft_with_another_tokenizer_is_never_the_best() -> None:
     assert text.startswith("llama-3.2-1b has another tokenizer than qwen2.5-7b")
     assert any(line.endswith("other tokenizer") for line in text.splitlines())
     assert "should pay" not in text and "best" not in text and "gives" not in text
+    assert "has another tokenizer than the target" in refused(*asked, "--sweep", "batch")
     both = (*asked, "--draft", "qwen2.5-0.5b")  # the same tokenizer, padded to other rows
     assert "best qwen2.5-0.5b" in call(*both).stdout
     first, last = last_json(call(*both, "--json"))["drafts"]

@@ -115,6 +115,9 @@ def test_a_cache_in_8_bits_beside_16_bit_weights_is_read_in_half_the_time(
     assert 0.9 * read / rate < decode_s[0] - decode_s[1] < 1.3 * read / rate
     held = [memory_bytes(TARGET, None, each[1]).target_kv_bytes for each in (wide, small)]
     assert held[0] == 2 * held[1]
+    many = asked | {"batch_size": 24, "tensor_parallel": None}
+    ranks = [priced("bfloat16", **many, **more)[1].tensor_parallel for more in ({}, options)]
+    assert ranks[0] > ranks[1], "an auto-chosen number of devices knows it too"
 
 
 def test_a_cache_that_no_table_holds_is_refused() -> None:

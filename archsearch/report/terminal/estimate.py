@@ -72,7 +72,7 @@ class Entry:
 
     @property
     def barred(self) -> int:
-        """0 where it can be served; more where less would make it so."""
+        """0 where it can be served."""
         return 2 * self.other_tokenizer + bool(self.no_room)
 
     @property
