@@ -96,7 +96,7 @@ OLD_COEFFICIENTS: Final = (
 )
 # Terms of versions 0.1.0 and 0.2.0 in the place of `learnt`: see `earlier_terms`.
 EARLIER_TERMS: Final = ("tokens", "shared_training", "other_training")
-KNOWN_NAMES: Final = {*COEFFICIENTS, *EARLIER_TERMS}
+KNOWN_NAMES: Final = {*COEFFICIENTS, *EARLIER_TERMS, "domain random"}
 
 
 def earlier_terms(terms: Mapping[str, float], context: AcceptanceContext) -> dict[str, float]:
@@ -318,7 +318,10 @@ class PriorAcceptance:
             or not set(names) <= KNOWN_NAMES
         ):
             raise other
-        prior.names_, prior.coefficients_, prior.covariance_ = names, mean, covariance
+        # "random" was a domain of which nothing was known
+        kept = [i for i, name in enumerate(names) if name != "domain random"]
+        prior.names_ = tuple(names[i] for i in kept)
+        prior.coefficients_, prior.covariance_ = mean[kept], covariance[np.ix_(kept, kept)]
         if "names" not in data:  # its domains were no sums of others, its intercept held the lot
             for part in (name for name in domain_terms("mixed") if name != "domain mixed"):
                 change = np.eye(len(names))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.acceptance.early_exit import exit_traces
-from archsearch.acceptance.estimator import DOMAINS, AcceptanceContext, GivenAcceptance
+from archsearch.acceptance.estimator import AcceptanceContext, GivenAcceptance
 from archsearch.acceptance.learnt import recorded_tokens, trained_as, training_of
 from archsearch.acceptance.lookup import texts_of
 from archsearch.acceptance.measured import Trace, agreement_trace, alpha_resampled, sampling_trace
@@ -103,10 +103,6 @@ class AcceptanceRequest:
         elif self.gamma is not None:
             raise ArchsearchError("--gamma is of --tau: all of 1 to 8 are measured")
         check_sampling(self.asked.temperature, self.top_p)
-        if self.domain and self.domain not in DOMAINS:
-            raise ArchsearchError(
-                f"unknown domain {self.domain!r}; use one of {', '.join(DOMAINS)}"
-            )
         if self.max_prompts < 1 or self.answer_tokens < 2:
             raise ArchsearchError(
                 f"needs at least 1 prompt and 2 answer tokens, got {self.max_prompts} and"

@@ -297,9 +297,9 @@ class Setting:
 
     def scorer(self, request: SearchRequest, acceptance: AcceptanceEstimator) -> Scorer:
         """What scores drafts by what is known of acceptance."""
-        target, device = self.target.architecture, self.source.device
+        device = self.source.device
         scorer = Scorer(
-            target,
+            self.target.architecture,
             self.workload,
             self.source.latency,
             acceptance,
@@ -311,7 +311,7 @@ class Setting:
         context = replace(scorer.context, context_len=self.longest)
         scorer = scorer.with_acceptance(acceptance, context)
         if self.budget_s is not None:
-            scorer = with_budget(scorer, target, device, self.budget_s)
+            scorer = with_budget(scorer, device, self.budget_s)
         return scorer if request.mix is None else MixScorer(scorer, request.mix, device)
 
 
@@ -518,7 +518,8 @@ def memory_limits(
     Raises ArchsearchError where the target alone does not fit.
     """
     limits = space.limits(target)
-    needed, usable = memory_bytes(target, None, workload).total_bytes, usable_bytes(device)
+    needed = memory_bytes(target, None, workload).total_bytes
+    usable = usable_bytes(device, workload)
     free = usable - needed
     if free <= 0:
         raise ArchsearchError(

@@ -586,3 +586,16 @@ def test_what_a_search_began_with_can_be_kept() -> None:
     assert again.predict(shape, context) != PriorAcceptance().predict(shape, context)
     with pytest.raises(ArchsearchError, match="another version"):
         PriorAcceptance.from_dict({**prior.to_dict(), "coefficients": [1.0]})
+
+
+def test_a_prior_of_when_random_text_was_a_domain_is_read() -> None:
+    data: dict[str, Any] = PriorAcceptance().to_dict()
+    names = [*data["names"], "domain random"]
+    width = len(names)
+    covariance = np.zeros((width, width))
+    covariance[:-1, :-1] = data["covariance"]
+    old = {**data, "names": names, "covariance": covariance.tolist()}
+    old["coefficients"] = [*data["coefficients"], 0.0]
+    again = PriorAcceptance.from_dict(json.loads(json.dumps(old)))
+    same = PriorAcceptance.from_dict(data).predict(TWO_LAYERS, SMOL)
+    assert again.predict(TWO_LAYERS, SMOL) == same

@@ -416,3 +416,17 @@ def test_a_version_without_draft_models_is_searched_for_the_rest() -> None:
     (why,) = found["left_out"]
     assert why.startswith("independent is left out: vllm 0.14.0 does not run such drafts")
     assert "vllm 0.14.0 does not run" in refused(*asked, "--family", "independent")
+
+
+def test_no_class_of_another_drafter_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = ("--target", "llama-3.1-8b", "--gpu", "h100")
+    drafts = ("--draft", "eagle3", "--draft", "llama-3.2-1b")
+    call("search", *asked, "--family", "eagle3", "--trials", "5", "--run", "run")
+    schedule = call("schedule", "run").stdout
+    for text in (schedule, call("estimate", *asked, *drafts, "--sweep", "batch").stdout):
+        assert f"rounds of vllm {NEWEST} (published)" in " ".join(text.split())
+        assert "CUDA graph for the draft" not in text
+    assert "A range may lose 1 %." in schedule

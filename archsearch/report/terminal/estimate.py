@@ -50,13 +50,14 @@ FREE = (
 class Entry:
     """A draft in one engine. `engine_class`: how it runs there, None where nothing is known;
     `group`: those whose error bars tell none apart; `free_layers`: how many it may have before the
-    host decides the round."""
+    host decides the round; `other_tokenizer`: its vocabulary cannot be the target's."""
 
     draft: str
     training: str
     notes: tuple[str, ...]
     pays: bool
     no_room: str
+    other_tokenizer: bool
     group: int
     served: str
     engine_class: str | None
@@ -64,16 +65,15 @@ class Entry:
     free_layers: float | None
 
     @property
-    def out(self) -> tuple[bool, bool]:
-        """Whether it has no room, and whether it breaks a limit."""
-        return bool(self.no_room), bool(self.score.broken_limits)
+    def barred(self) -> tuple[bool, bool, bool]:
+        """Whether it has another tokenizer, no room, or breaks a limit."""
+        return self.other_tokenizer, bool(self.no_room), bool(self.score.broken_limits)
 
     @property
     def answer(self) -> str:
-        no_room, over = self.out
-        if no_room or over:
-            return "no room" if no_room else "over limit"
-        return pays_word(self.score.speedup)
+        words = ("other tokenizer", "no room", "over limit")
+        why = (word for word, barred in zip(words, self.barred, strict=True) if barred)
+        return next(why, pays_word(self.score.speedup))
 
     @property
     def cells(self) -> dict[str, str]:
@@ -160,7 +160,7 @@ def estimate_text(result: Estimated, *, explain: bool) -> str:
     """The answer in at most SCREEN lines of 100 columns; with `explain` all that it rests on behind
     it."""
     entries, engines, unit = result.drafts, result.engines, unit_of(result.device)
-    best = min(entries, key=lambda entry: (*entry.out, -entry.score.speedup.value))
+    best = min(entries, key=lambda entry: (*entry.barred, -entry.score.speedup.value))
     budget, gain, broken = result.training_budget, best.score.speedup, best.score.broken_limits
     hours = "" if budget is None else hours_words(budget.gpu_hours, unit)
     trained = any(entry.score.needs and entry.score.needs.kind == "training" for entry in entries)
@@ -169,7 +169,9 @@ def estimate_text(result: Estimated, *, explain: bool) -> str:
     above = [
         *([f"No room: {best.no_room}. Were there room:"] if best.no_room else []),
         *([f"Breaks a limit: {'; '.join(broken)}. Without that:"] if broken else []),
-        f"Speculation {verdict(gain)} for {result.target} on {result.device}: best"
+        f"{best.draft} has another tokenizer than {result.target}: engines need the same."
+        if best.other_tokenizer
+        else f"Speculation {verdict(gain)} for {result.target} on {result.device}: best"
         f" {best.draft}{' in ' + best.served if several else ''}, gamma {best.score.gamma},"
         f" {gain_words(gain)}.",
         f"{result.words()}, {' and '.join(engines)}.{given}",
