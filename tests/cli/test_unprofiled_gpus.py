@@ -173,7 +173,7 @@ def test_a_command_to_serve_names_only_what_an_engine_finds(
 ) -> None:
     """The name of a folder is no hub id: no command is better than one that fails."""
     monkeypatch.chdir(tmp_path)
-    write_json(tmp_path / "mine" / "config.json", to_hf_config(load("smollm2-135m").architecture))
+    write_json(tmp_path / "mine" / "config.json", to_hf_config(load("llama-3.1-8b").architecture))
     asked = ("search", "--gpu", "h100", "--trials", "5", "--family", "ngram", "--target")
-    assert "vllm serve HuggingFaceTB/" in call(*asked, "smollm2-135m", "--run", "a").output
+    assert "vllm serve meta-llama/" in call(*asked, "llama-3.1-8b", "--run", "a").output
     assert "vllm serve" not in call(*asked, "mine", "--run", "b").output
