@@ -18,7 +18,7 @@ from archsearch.architecture.experts import ExpertLayout, expert_layout
 from archsearch.architecture.ops import shard_kv_heads, shard_size
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.hardware.device import Device
-from archsearch.workload import MEMORY_FRACTION, Workload
+from archsearch.workload import Workload
 
 # vLLM's max_num_batched_tokens for servers on large GPUs; a step reads no more
 STEP_TOKENS: Final = 8192
@@ -149,7 +149,7 @@ def memory_plan(
     one = replace(workload, batch_size=1, context_len=1)
     use = memory_bytes(target, draft, one)
     activations = activation_bytes(target, workload) if device.kind == "gpu" else 0
-    usable = usable_bytes(device, workload.memory_fraction)
+    usable = usable_bytes(device, workload)
     room = usable - use.weight_bytes - activations
     shapes = [
         arch
@@ -185,16 +185,16 @@ def held_requests(
     one = replace(workload, batch_size=1, context_len=max(1, workload.context_len))
     use = memory_bytes(target, draft, one)
     activations = activation_bytes(target, workload) if device.kind == "gpu" else 0
-    room = usable_bytes(device, workload.memory_fraction) - use.weight_bytes - activations
+    room = usable_bytes(device, workload) - use.weight_bytes - activations
     held = np.maximum(0, room // np.maximum(use.kv_bytes, 1)).astype(np.int64)
     return held if np.ndim(held) else int(held)
 
 
-def usable_bytes(device: Device, usable_fraction: float = MEMORY_FRACTION) -> float:
+def usable_bytes(device: Device, workload: Workload) -> float:
     """Memory of `device` that weights and caches may take."""
-    return device.memory_bytes * usable_fraction
+    return device.memory_bytes * workload.memory_fraction
 
 
 def fits(target: Architecture, draft: Draft | None, workload: Workload, device: Device) -> bool:
     """Whether weights and caches fit into the usable part of the device's memory."""
-    return memory_bytes(target, draft, workload).total_bytes <= usable_bytes(device)
+    return memory_bytes(target, draft, workload).total_bytes <= usable_bytes(device, workload)

@@ -229,11 +229,11 @@ class EngineRounds:
     def cache_dtype(self, dtype: str) -> str:
         """The dtype of the KV cache where weights are kept in `dtype`: 16 bits by default. The fp8
         checkpoints of TensorRT-LLM ask for 8 bits themselves."""
-        if dtype != "float8_e4m3fn":
-            return dtype
-        asked = self.options.get("kv_cache_dtype", "auto")
-        wide = self.engine != "tensorrt-llm" if asked == "auto" else asked == "bfloat16"
-        return "bfloat16" if wide else dtype
+        asked, narrow = self.options.get("kv_cache_dtype", "auto"), "float8_e4m3fn"
+        if asked.startswith("fp8"):
+            return narrow
+        wide = self.engine != "tensorrt-llm" or asked == "bfloat16"
+        return "bfloat16" if wide and dtype == narrow else dtype
 
     def running(self, drafter: RoundKind) -> EngineRounds:
         """The same version and switches with another kind of drafter; the measured fit of the same

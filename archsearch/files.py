@@ -285,9 +285,8 @@ def _nodes(data: object, counted: dict[int, int], open_: set[int]) -> int:
     return counted[id(data)]
 
 
-def ensure_writable_dir(path: Path) -> Path:
+def ensure_writable_dir(path: Path) -> None:
     """Create `path` and prove that it can be written before long work starts."""
     with atomic_path(path / ".archsearch-write-test"):
         pass
     (path / ".archsearch-write-test").unlink(missing_ok=True)
-    return path

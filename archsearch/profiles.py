@@ -644,6 +644,12 @@ def find_profile(device_key: str, stack: Mapping[str, str] | None = None) -> Pat
     return found[0]
 
 
+def draft_step_errors(known: Mapping[str, Any]) -> dict[str, float]:
+    """Of a profile's `known_error`: the median of a draft step, by dtype, and mode on a GPU."""
+    checked = {name: part.get("draft step") for name, part in known.items()}
+    return {name: part["median_absolute_error"] for name, part in checked.items() if part}
+
+
 def header_of(folder: Path) -> Any:
     """profile.json of a folder."""
     return read_json(folder / "profile.json", "profile")

@@ -52,8 +52,8 @@ WRONG_SHAPE: Final = (KeyError, TypeError, ValueError, AttributeError, IndexErro
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stored:
     """How a field is kept: under which `name` ("": its own); `omit`: left out where it equals its
-    default; `inline`: its fields stand among those of the record around it; `low` (or `above`) to
-    `high`: what its number, or the value of its estimate, may be."""
+    default; `inline`: its fields, none of None, stand among those of the record around it; `low`
+    (or `above`) to `high`: what its number, or the value of its estimate, may be."""
 
     name: str = ""
     omit: bool = False
@@ -103,7 +103,7 @@ def as_data(record: Any) -> dict[str, Any]:
         value = getattr(record, field.name)
         if not field.stored.omit or value != field.default:
             own = encoded(value)
-            data |= own if field.stored.inline else {field.key: own}
+            data |= own or {} if field.stored.inline else {field.key: own}
     for name in getattr(record, "ALSO", ()):
         value = getattr(record, name)
         data[name] = encoded(value() if callable(value) else value)

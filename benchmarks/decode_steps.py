@@ -201,7 +201,7 @@ def server_terms(passes: ComposedPass, row: Row) -> Terms:
     context = row.isl + row.osl // 2
     workload = Workload(1, context, ranks, row.dtype, "graph")
     use = memory_bytes(arch, None, workload)
-    room = int((usable_bytes(load_device(row.device)) - use.weight_bytes) // use.kv_bytes)
+    room = int((usable_bytes(load_device(row.device), workload) - use.weight_bytes) // use.kv_bytes)
     batch = max(1, min(row.concurrency, room))
     decode = [Part(batch, 1, context)]
 

@@ -98,7 +98,7 @@ def source_of(
     source = latency_of(engine.name, device)
     rounds = engine_rounds(engine.name, engine.version, parse_options(engine.name, engine.options))
     assert rounds is not None
-    ranks = ranks or fitting_ranks(source.device, target, 1, CONTEXT, source.dtype)
+    ranks = ranks or fitting_ranks(source.device, target, Workload(1, CONTEXT, dtype=source.dtype))
     return source.latency.with_rounds(rounds), Workload(
         1, CONTEXT, ranks, source.dtype, source.mode
     )

@@ -143,14 +143,16 @@ def main() -> None:
                 passes = EnginePasses(profile, dtype, "eager", "llama.cpp")
                 for place, draft in enumerate(drafts):
                     folder = random_draft(draft, dtype, Path(temporary))
-                    for row in measure_passes(
+                    timed: list[Measurement] = []
+                    measure_passes(
                         lambda case, settings=settings: make_engine(
                             "llama.cpp", replace(settings, time_passes=True)
                         ),
                         request,
                         [Case([(1, gamma) for gamma in GAMMAS], draft, folder, place=place)],
-                        record=lambda row: None,
-                    ):
+                        record=timed.append,
+                    )
+                    for row in {row.key: row for row in timed}.values():
                         if row.kind != "pass" or PassShape.of(row).role != "draft":
                             continue
                         errors.setdefault(f"{dtype} passes", []).append(

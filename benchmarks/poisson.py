@@ -122,9 +122,7 @@ class Setting:
     def served(self, rate: float) -> ServedPart:
         """Both servers at a rate."""
         part = LoadPart("load", 1.0, self.prompt, self.output, requests_per_second=rate)
-        return serve_part(
-            self.scorer, Independent(DRAFT), part, (self.flight, self.flight), with_rates=False
-        )
+        return serve_part(self.scorer, Independent(DRAFT), part, (self.flight, self.flight))
 
     def start(self, draft: Path | None) -> dict[str, Any]:
         """What the worker is started with."""
@@ -223,12 +221,12 @@ def row(
     not counted, as in the simulation; throughput is over the time from its end to the last
     token."""
     answers = load["requests"][len(load["requests"]) // 10 :]
-    seen = simulate(service, requests, read_s=lambda tokens: service.prefill_s)
+    seen = simulate(service, requests)
     own, passes = own_service(load, service)
-    run = simulate(own, requests, read_s=lambda tokens: own.prefill_s)
+    run = simulate(own, requests)
     slow = slowdown(load)
     slowed = replace(service, round_s=service.round_s * slow, prefill_s=service.prefill_s * slow)
-    at_speed = simulate(slowed, requests, read_s=lambda tokens: slowed.prefill_s)
+    at_speed = simulate(slowed, requests)
     begin, end = answers[0]["arrival_s"], max(each["done_s"] for each in answers)
     span = max(each["done_s"] for each in load["requests"])
     return Row(

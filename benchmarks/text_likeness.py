@@ -68,7 +68,8 @@ def measure(target: str, files: list[Path], work: Path, dtype: str) -> None:
             answer_tokens=ANSWER_TOKENS,
             threads=1,
         )
-        text = trainer.texts.write_training_once(900.0)
+        trainer.texts.write_training_once(900.0)
+        text = trainer.texts.training()
         enough, count = [], 0
         for sequence in text.sequences:  # the same distinct tokens for all
             if count >= DISTINCT_TOKENS:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archsearch.acceptance.measured import Report, Trace, text_labels
+from archsearch.acceptance.measured import Trace, text_labels
 from archsearch.errors import ArchsearchError
+from archsearch.progress import Progress, silent
 
 if TYPE_CHECKING:
     from archsearch.text.cache import CachedSequence
@@ -28,7 +29,7 @@ def exit_traces(
     layers: Sequence[int],
     *,
     end_ids: Collection[int],
-    report: Report | None = None,
+    progress: Progress = silent,
 ) -> dict[int, Trace]:
     """Where an exit after each of `layers` agrees with the whole target along its greedy text: a
     trace for each.
@@ -72,7 +73,6 @@ def exit_traces(
                 for i, part in zip(chosen, hits.split(counts), strict=True):
                     found[layer][i] = part.numpy()
         done += len(chosen)
-        if report is not None:
-            report(done, len(sequences))
+        progress("exits", done, len(sequences))
     labels = text_labels(sequences, set(end_ids))
     return {layer: Trace(tuple(hits), *labels) for layer, hits in found.items()}

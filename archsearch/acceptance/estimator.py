@@ -19,8 +19,7 @@ from archsearch.estimate import Estimate, Numbers
 from archsearch.needs import TrainingBudget
 
 # Which text acceptance is for. `narrow`: one kind of task, the draft distilled on it; `mixed`:
-# chat, code and documents together. `editing`: code that is rewritten, most of it copied; `random`:
-# prompts of random tokens, as serving benchmarks send them.
+# chat, code and documents together. `editing`: code that is rewritten, most of it copied.
 DOMAINS: Final = (
     "chat",
     "code",
@@ -32,7 +31,6 @@ DOMAINS: Final = (
     "completion",
     "mixed",
     "narrow",
-    "random",
 )
 # How a draft came to know what the target writes: `target` made for it (distilled on its text, or
 # reading its hidden states); `shared` through the target's own training (same vendor, same data);

@@ -95,7 +95,6 @@ LOOKUPS: Final[Mapping[str, LookupFigures]] = {
     "completion": LookupFigures(0.45, 1.58),  # as chat: assumed
     "mixed": LookupFigures(0.50, 1.67),  # all of Spec-Bench
     "narrow": LookupFigures(0.50, 1.67),  # as mixed: assumed
-    "random": LookupFigures(0.40, 1.24),  # as qa: assumed
 }
 # logit(alpha) of the first `share` of a target's layers, without training: 5 % accepted at 8 of 30
 # layers, 46 % at 24 of 30.

@@ -27,19 +27,18 @@ import numpy as np
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.files import atomic_path
+from archsearch.progress import Progress, silent
 from archsearch.text.settings import check_sampling, warped_probs
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
 
     from archsearch.text.cache import CachedSequence, TextCache
 
 RESAMPLES: Final = 500
 _BATCH_TOKENS: Final = 4096  # of the draft's pass
 _HEAD_ROWS: Final = 256  # positions whose [rows, vocab] logits are held at a time
-
-Report = Callable[[int, int], None]
-"""report(texts done, texts in all)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +116,10 @@ class Trace:
 
     def pick(self, indices: Sequence[int]) -> Trace:
         """These texts, in this order."""
-        by_text = {each.name: getattr(self, each.name) for each in fields(self)}
         chosen: dict[str, Any] = {
-            name: tuple(values[i] for i in indices)
-            for name, values in by_text.items()
-            if isinstance(values, tuple) and values
+            each.name: tuple(values[i] for i in indices)
+            for each in fields(self)
+            if isinstance(values := getattr(self, each.name), tuple) and values
         }
         return replace(self, **chosen)
 
@@ -192,11 +190,11 @@ def _split(flat: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def agreement_trace(
-    draft: Any,
+    draft: PreTrainedModel,
     texts: TextCache | Sequence[CachedSequence],
     *,
     end_ids: Collection[int] | None = None,
-    report: Report | None = None,
+    progress: Progress = silent,
 ) -> Trace:
     """Where `draft` and the target agree along the target's own greedy text: one teacher-forced
     pass in the draft's dtype.
@@ -210,19 +208,19 @@ def agreement_trace(
         tokens, sure = head.best(states)
         return tokens == sequence.greedy_ids[part], sure
 
-    (agreements, confidences), labels = _along(draft, texts, judge, end_ids, report)
+    (agreements, confidences), labels = _along(draft, texts, judge, end_ids, progress)
     return Trace(agreements, *labels, confidences=confidences)
 
 
 def sampling_trace(
-    draft: Any,
+    draft: PreTrainedModel,
     texts: TextCache | Sequence[CachedSequence],
     *,
     temperature: float,
     top_p: float = 1.0,
     head: Tensor | None = None,
     end_ids: Collection[int] | None = None,
-    report: Report | None = None,
+    progress: Progress = silent,
 ) -> Trace:
     """Acceptance along text that the target sampled at `temperature` and `top_p`. `head` [vocab,
     hidden]: the target's (default: the text cache's), for its logits.
@@ -259,7 +257,7 @@ def sampling_trace(
         agrees = draft_head.ids[draft_logits.argmax(-1)] == sequence.greedy_ids[part]
         return agrees, chance.float(), overlap.clamp(0.0, 1.0).float()
 
-    (agreements, chances, overlaps), labels = _along(draft, texts, judge, end_ids, report)
+    (agreements, chances, overlaps), labels = _along(draft, texts, judge, end_ids, progress)
     settings = (float(temperature), float(top_p))
     return Trace(agreements, *labels, chances, overlaps, *settings)
 
@@ -268,11 +266,11 @@ _Judged = tuple["Tensor", ...]
 
 
 def _along(
-    draft: Any,
+    draft: PreTrainedModel,
     texts: TextCache | Sequence[CachedSequence],
     judge: Callable[[CachedSequence, slice, Tensor], _Judged],
     end_ids: Collection[int] | None,
-    report: Report | None,
+    progress: Progress,
 ) -> tuple[tuple[tuple[np.ndarray, ...], ...], _Labels]:
     """What `judge` says of some positions of a text and the draft's states there, for all of them:
     of each of its answers an array per text; and the texts' labels."""
@@ -293,8 +291,7 @@ def _along(
         with torch.no_grad():
             judged = [judge(sequences[index], part, states[part]) for part in parts]
         found[index] = tuple(torch.cat(each).numpy() for each in zip(*judged, strict=True))
-        if report is not None:
-            report(done, len(sequences))
+        progress("draft beside the target's text", done, len(sequences))
     ends = set(eos_ids(draft) if end_ids is None else end_ids)
     return tuple(zip(*found, strict=True)), text_labels(sequences, ends)
 
@@ -311,7 +308,7 @@ def text_labels(sequences: Sequence[CachedSequence], ends: Collection[int]) -> _
 class _DraftHead:
     """A draft's head: [n, hidden] -> logits [n, rows], and the token of each row (`ids` [rows])."""
 
-    def __init__(self, draft: Any) -> None:
+    def __init__(self, draft: PreTrainedModel) -> None:
         import torch
 
         from archsearch.models.drafts import head_token_ids
@@ -336,7 +333,9 @@ class _DraftHead:
         return self.ids[best], sure
 
 
-def _draft_states(draft: Any, sequences: Sequence[CachedSequence]) -> Iterator[tuple[int, Tensor]]:
+def _draft_states(
+    draft: PreTrainedModel, sequences: Sequence[CachedSequence]
+) -> Iterator[tuple[int, Tensor]]:
     """(index of a sequence, the draft's final states [written, hidden] that predict its written
     tokens), shortest texts first."""
     import torch
@@ -344,7 +343,7 @@ def _draft_states(draft: Any, sequences: Sequence[CachedSequence]) -> Iterator[t
     from archsearch.training.batches import batches_of, draft_states
 
     largest = max(int(s.token_ids.max()) for s in sequences)
-    rows = draft.get_input_embeddings().weight.shape[0]
+    rows = draft.get_input_embeddings().weight.shape[0]  # type: ignore[index]
     if largest >= rows:
         raise ArchsearchError(
             f"the text holds token id {largest}, the draft's vocabulary ends at {rows - 1}: another"
@@ -397,6 +396,10 @@ class Resampled:
             return None
         low, high = np.quantile(self.draws, [(1 - level) / 2, (1 + level) / 2])
         return float(low), float(high)
+
+    def intervals(self) -> dict[int, tuple[float, float] | None]:
+        """At 90 and 95 %."""
+        return {level: self.interval(level / 100) for level in (90, 95)}
 
 
 def resampled_ratio(

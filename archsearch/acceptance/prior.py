@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any, Final, Self
 
@@ -96,7 +96,7 @@ OLD_COEFFICIENTS: Final = (
 )
 # Terms of versions 0.1.0 and 0.2.0 in the place of `learnt`: see `earlier_terms`.
 EARLIER_TERMS: Final = ("tokens", "shared_training", "other_training")
-KNOWN_NAMES: Final = {*COEFFICIENTS, *EARLIER_TERMS}
+KNOWN_NAMES: Final = {*COEFFICIENTS, *EARLIER_TERMS, "domain random"}
 
 
 def earlier_terms(terms: Mapping[str, float], context: AcceptanceContext) -> dict[str, float]:
@@ -171,6 +171,16 @@ def _terms(
 @lru_cache(maxsize=4096)  # a climb compares every shape with every other
 def _row(arch: Architecture, context: AcceptanceContext, names: tuple[str, ...]) -> Array:
     return regressors(_terms(arch, context, names), names)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A term's part of logit(alpha), with its std and what it rests on."""
+
+    term: str
+    contribution: float
+    std: float
+    evidence: str
 
 
 class PriorAcceptance:
@@ -308,7 +318,10 @@ class PriorAcceptance:
             or not set(names) <= KNOWN_NAMES
         ):
             raise other
-        prior.names_, prior.coefficients_, prior.covariance_ = names, mean, covariance
+        # "random" was a domain of which nothing was known
+        kept = [i for i, name in enumerate(names) if name != "domain random"]
+        prior.names_ = tuple(names[i] for i in kept)
+        prior.coefficients_, prior.covariance_ = mean[kept], covariance[np.ix_(kept, kept)]
         if "names" not in data:  # its domains were no sums of others, its intercept held the lot
             for part in (name for name in domain_terms("mixed") if name != "domain mixed"):
                 change = np.eye(len(names))
@@ -409,42 +422,25 @@ class PriorAcceptance:
             covariance[i, same] += own
         return covariance
 
-    def explain(self, architecture: Architecture, context: AcceptanceContext) -> dict[str, float]:
-        """Each term's part of logit(alpha), the trimmed vocabulary's last; they add up to logit of
-        alpha.
-
-        Of a feature drafter that is its alpha over REFERENCE_GAMMA positions, not at the first.
-        """
-        return {name: part for name, part, _, _ in self.explain_rows(architecture, context)}
-
-    def explain_rows(
-        self, architecture: Architecture, context: AcceptanceContext
-    ) -> list[tuple[str, float, float, str]]:
-        """(term, its part of logit(alpha), that part's std, what it rests on) of every term; the
-        parts add up to logit(alpha).
+    def parts(self, architecture: Architecture, context: AcceptanceContext) -> list[Part]:
+        """Every term's part of logit(alpha), the trimmed vocabulary's last; they add up to it. Of a
+        feature drafter that is its alpha over REFERENCE_GAMMA positions, not at the first.
 
         Terms are correlated: the std of the whole is not the root of the sum of squares.
         """
         self.about(context.target)
         terms = _terms(architecture, context, self.names_)
         rows = []
-        for name in self.names_:
+        for index, name in enumerate(self.names_):
             if name not in terms and (name not in SHAPE_TERMS or name in _WHERE_SAID):
                 continue
-            index, value = self.names_.index(name), terms.get(name, 0.0)
-            std = abs(value) * math.sqrt(max(float(self.covariance_[index, index]), 0.0))
-            rows.append(
-                (name, value * float(self.coefficients_[index]), std, self._evidence(name, value))
-            )
-        rows.append(
-            (
-                "unexplained",
-                0.0,
-                SHAPE_NOISE_STD,
-                "differences between independent drafts of left-out studies",
-            )
-        )
-        full = sigmoid(math.fsum(part for _, part, _, _ in rows))
+            value, each = terms.get(name, 0.0), float(self.coefficients_[index])
+            std = math.sqrt(max(float(self.covariance_[index, index]), 0.0))
+            why = f"{each:+.2f} ± {std:.2f}{self._evidence(name, value)}"
+            rows.append(Part(name, value * each, abs(value) * std, why))
+        why = "differences between independent drafts of left-out studies"
+        rows.append(Part("unexplained", 0.0, SHAPE_NOISE_STD, why))
+        full = sigmoid(math.fsum(part.contribution for part in rows))
         coverage, std = self._coverage(architecture, context)
         lost = logit(float(trimmed_alpha(full, coverage))) - logit(full)
         if not architecture.trimmed:
@@ -453,27 +449,21 @@ class PriorAcceptance:
             why = f"covers {100 * coverage:.1f} % of the text that was counted"
         else:
             why = f"FR-Spec's rule (arXiv 2502.14856), coverage {100 * coverage:.1f} % assumed"
-        return [*rows, ("vocabulary", lost, std, why)]
+        return [*rows, Part("vocabulary", lost, std, why)]
 
     def rows_of(self, name: str) -> int:
         """How many rows of the table, this project's own among them, say something about a term."""
         return int(self._published.rows.get(name, 0))
 
     def _evidence(self, name: str, value: float) -> str:
-        unit = _UNITS.get(name)
-        index = self.names_.index(name)
-        coefficient = (
-            f"{self.coefficients_[index]:+.2f} ±"
-            f" {math.sqrt(max(float(self.covariance_[index, index]), 0.0)):.2f}"
-        )
-        count = self.rows_of(name)
+        unit, count = _UNITS.get(name), self.rows_of(name)
         basis = (
             f"{count} published and own rows" if count else "assumed: no published study varied it"
         )
         if self.observations_:
             basis += f", {self.observations_} measured for this target"
         per = f" x {value:+.2f} {unit}" if unit else ""
-        return f"{coefficient}{per}; {basis}"
+        return f"{per}; {basis}"
 
 
 # The shape's terms are listed also where they are 0, but for these.

@@ -64,7 +64,7 @@ def devices() -> Listing:
 def profiles() -> Listing:
     """Every profile that is found, with its rows and where it lies; of a broken one the line of its
     ArchsearchError."""
-    from archsearch.profiles import SCHEMA_VERSION, header_of, list_profiles
+    from archsearch.profiles import SCHEMA_VERSION, draft_step_errors, header_of, list_profiles
 
     rows = []
     for folder in list_profiles():
@@ -82,11 +82,9 @@ def profiles() -> Listing:
             continue
         path = folder / "rows.jsonl"
         count = path.read_bytes().count(b"\n") if path.exists() else 0
-        known = "; ".join(
-            f"{dtype}: {part['draft step']['median_absolute_error']:.1%}"
-            for dtype, part in header["known_error"].items()
-            if "draft step" in part
-        ) or ("imported tables" if "package" in (header.get("provenance") or {}) else "not checked")
+        errors = draft_step_errors(header["known_error"]).items()
+        how = "imported tables" if "package" in (header.get("provenance") or {}) else "not checked"
+        known = "; ".join(f"{name}: {error:.1%}" for name, error in errors) or how
         rows.append((header["device"]["key"], folder.name, str(count), known, str(shown(folder))))
     return ("device", "stack", "rows", "known error (draft step)", "folder"), rows
 

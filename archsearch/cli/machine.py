@@ -165,7 +165,7 @@ def profile(
         from archsearch.pipeline.profile import profile_host
 
         speed = profile_host(min(60.0, options["budget_s"]))
-        emit(speed, speed["words"], as_json)
+        emit(speed, speed.words, as_json)
         return
     if gpu is None:
         raise ArchsearchError("name the device to measure: --gpu cpu, or the GPU of this machine")
@@ -301,15 +301,16 @@ def check_command(engine: str, engine_python: Path | None, as_json: bool) -> Non
     """
     from archsearch.engines.environments.environment import check
 
-    facts: dict[str, Any] = check(engine, engine_python)
-    if facts["warning"]:
-        click.echo(f"Warning: {facts['warning']}", err=True)
-    packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
+    found = check(engine, engine_python)
+    facts = found.facts
+    if found.warning:
+        click.echo(f"Warning: {found.warning}", err=True)
+    packages = ", ".join(f"{name} {version}" for name, version in facts.packages.items())
     text = (
-        f"{engine} {facts['version']} works: {facts['python']} (Python {facts['python_version']})\n"
-        f"{packages}; imported in {facts['seconds']:.1f} s"
+        f"{engine} {facts.version} works: {found.python} (Python {facts.python_version})\n"
+        f"{packages}; imported in {facts.seconds:.1f} s"
     )
-    emit(facts, text, as_json)
+    emit(found, text, as_json)
 
 
 @engine_group.command("remove")

@@ -245,7 +245,6 @@ def acceptance(as_json: bool, **options: Any) -> None:
     from archsearch.pipeline.acceptance import AcceptanceRequest, measure_acceptance
     from archsearch.report.terminal.acceptance import acceptance_text
 
-    options["domain"] = options["domain"] or ""
     dtype = options.pop("dtype")  # of both models, not of what is priced
     asked = WorkloadRequest(**o.taken(WorkloadRequest, options))
     result = measure_acceptance(AcceptanceRequest(asked=asked, dtype=dtype, **options))

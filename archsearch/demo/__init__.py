@@ -41,7 +41,7 @@ def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]
     pipeline.check_weights(target)
     say(f"This takes about {human_time(PROFILE_BUDGET_S + budget_s + OTHER_S)} on two quiet cores.")
     dtype: str | None = None
-    rows: object = None
+    rows = 0
     while not profiled():  # a busy machine takes more than one budget
         dtype = dtype or faster_dtype(identify_cpu(), target.architecture, CONTEXT)
         say(
@@ -56,10 +56,10 @@ def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]
             budget_s=PROFILE_BUDGET_S,
         )
         summary = pipeline.profile_device(request)
-        say(f"{summary['rows']} rows in {summary['folder']}, at least {ENOUGH_ROWS} are asked for")
-        if summary["rows"] == rows:
+        say(f"{summary.rows} rows in {summary.folder}, at least {ENOUGH_ROWS} are asked for")
+        if summary.rows == rows:
             break
-        rows = summary["rows"]
+        rows = summary.rows
     say(
         f"$ archsearch search --target {TARGET} --gpu cpu --context {CONTEXT} --confirm 1"
         f" --confirm-prompts {CONFIRM_PROMPTS} --finalists {FINALISTS} --run {run_path}"

@@ -42,6 +42,7 @@ class FeatureDrafter(Drafter):
     own_embedding: bool = False
 
     rounds: ClassVar[RoundKind] = "feature_head"
+    own_rows: ClassVar[bool] = False  # of its head, which may be trimmed
 
     @classmethod
     def from_head(cls, head: FeatureHead) -> Self:
@@ -73,7 +74,7 @@ class FeatureDrafter(Drafter):
         # A head's layers are plain Llama's whatever the target is; its rows are its own or the
         # target's.
         layers = decoder.replace(qk_norm=usual.architecture.qk_norm, tie_word_embeddings=False)
-        if not cls._own_rows() and layers.trimmed:
+        if not cls.own_rows and layers.trimmed:
             raise InvalidShapeError(f"the {cls.title} shares the target's head, which has all rows")
         narrow = layers.hidden_size != target.hidden_size
         made = cls(layers, target.hidden_size, int(chosen.get("states", usual.states)), narrow)
@@ -83,11 +84,6 @@ class FeatureDrafter(Drafter):
     @classmethod
     def published(cls, row: PublishedDrafter, target: Architecture) -> Self:
         return cls.from_head(head_of(row, target, cast(HeadKind, cls.family)))
-
-    @classmethod
-    def _own_rows(cls) -> bool:
-        """Whether its head has rows of its own, which may be trimmed."""
-        return False
 
     def plan(self, rows: RoundRows) -> RoundPlan:
         """One pass over the gamma + 1 rows that the target verified: of P-EAGLE with gamma - 1
@@ -109,7 +105,7 @@ class FeatureDrafter(Drafter):
 
     def body_parameters(self) -> int:
         decoder = self.architecture
-        rows = decoder.head_rows * decoder.hidden_size if self._own_rows() else 0
+        rows = decoder.head_rows * decoder.hidden_size if self.own_rows else 0
         own = decoder.vocab_size * decoder.hidden_size if self.own_embedding else 0
         return self.parameters() - rows - own
 
@@ -187,10 +183,7 @@ class Eagle3(ChainHead):
     acceptance = "eagle3"
     training_rows = 7.0  # steps that are unrolled (SpecForge, --ttt-length)
     choices = {"states": (AUXILIARY_STATES,)}
-
-    @classmethod
-    def _own_rows(cls) -> bool:
-        return True
+    own_rows = True
 
 
 @dataclass(frozen=True)
@@ -226,10 +219,7 @@ class PEagle(FeatureDrafter):
     acceptance = "parallel_head"
     training_rows = PARALLEL_ROWS
     choices = {"states": (AUXILIARY_STATES,)}
-
-    @classmethod
-    def _own_rows(cls) -> bool:
-        return True
+    own_rows = True
 
 
 @dataclass(frozen=True)

@@ -249,15 +249,18 @@ class HeadTrainer:
         """Measure and keep a head that was trained elsewhere, on `texts` that its trainer held out;
         `said`: fields of its record."""
         (texts,) = self._with_states(plan, [texts])
-        matches, folder = (
-            _matches(head, texts, plan.gamma),
-            head_folder(self.trainer.folder, plan.family),
-        )
+        matches = _matches(head, texts, plan.gamma)
+        folder = head_folder(self.trainer.folder, plan.family)
         (folder / RECORD).unlink(missing_ok=True)  # it does not speak for other weights
         self._save(head, folder, texts)
-        kept = len(head.lm_head.draft_token_ids)
-        own: dict[str, Any] = {"rows": kept, "aux_layers": head.aux_layers}
-        record = HeadRecord(plan, 0.0, heldout=_acceptance(matches, plan.gamma), **own, **said)
+        record = HeadRecord(
+            plan,
+            0.0,
+            heldout=_acceptance(matches, plan.gamma),
+            rows=len(head.lm_head.draft_token_ids),
+            aux_layers=head.aux_layers,
+            **said,
+        )
         return _kept(folder, record, matches)
 
     def _with_states(self, plan: HeadPlan, caches: Sequence[TextCache]) -> list[TextCache]:

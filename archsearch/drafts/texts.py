@@ -71,7 +71,7 @@ class RunTexts:
         dtype = str(meta.fingerprint.settings["dtype"])
         return self.target.model(dtype.removeprefix("torch."))
 
-    def write_training(self, budget_s: float) -> TextCache:
+    def write_training(self, budget_s: float) -> None:
         """The training text, written within about `budget_s`; a finished or interrupted cache is
         used and continued."""
         from archsearch.text.encode import encode_text
@@ -92,7 +92,6 @@ class RunTexts:
                     budget_s=PLAIN_SHARE * budget_s,
                     progress=line,
                 )
-        return cache
 
     def answers(
         self,
@@ -118,14 +117,13 @@ class RunTexts:
                 progress=line,
             )
 
-    def write_training_once(self, budget_s: float) -> TextCache:
+    def write_training_once(self, budget_s: float) -> None:
         """As `write_training`, but a text that stopped at its budget is finished all the same:
         drafts of a run must share it."""
         done = self.folder / "text" / "done.json"
         if not done.exists():
             self.write_training(budget_s)
             write_json(done, {"tokens": self.training().written_tokens})
-        return self.training()
 
     def forget(self, folder: str) -> None:
         """A folder has changed: read it again when it is next asked for."""

@@ -33,6 +33,7 @@ from archsearch.architecture.ops import (
     model_pass,
 )
 from archsearch.engine_rounds import EngineRounds
+from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate, Numbers
 from archsearch.files import read_yaml
 from archsearch.hardware.device import Device
@@ -135,16 +136,18 @@ class ComposedPass:
         # operations a second
         self._most = min(reached, there.flops_per_s["bfloat16"]) if reached else math.inf
 
-    def serving(
-        self, rounds: EngineRounds | None, dtype: str, wait: Estimate, cache: str | None = None
-    ) -> Self:
-        """The same as the engine of `rounds` runs it: its KV cache (`cache`; None: of a target in
-        `dtype`), how its activations are quantised, and how long its ranks wait."""
+    def serving(self, rounds: EngineRounds | None, dtype: str, wait: Estimate, cache: str) -> Self:
+        """The same as the engine of `rounds` runs it: its KV cache in `cache`, how its activations
+        are quantised, and how long its ranks wait. Raises ArchsearchError where no attention on
+        such a cache was measured."""
         changed = copy.copy(self)
         changed.wait, changed._known = wait, {}
-        cache = cache or (dtype if rounds is None else rounds.cache_dtype(dtype))
-        wide = cache == "bfloat16"
-        changed._cache = self._formats.get(cache) or (self._rest if wide else self._ops_in(cache))
+        known = {"bfloat16": self._rest, **self._formats}
+        changed._cache = known.get(cache) or self._ops_in(cache)
+        if changed._cache is self._rest and cache not in known:
+            raise ArchsearchError(
+                f"no attention on a KV cache in {cache} was measured here: leave out kv_cache_dtype"
+            )
         if rounds is not None and self._fused and dtype == "float8_e4m3fn":
             changed._quantise = (rounds.quantise_s.value, rounds.quantise_s.relative_std)
         return changed

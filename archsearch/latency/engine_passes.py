@@ -19,6 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -257,21 +258,23 @@ class EnginePasses:
             plan.steps * self.ops_s(plan.step, cold=False).value if plan.step is not None else 0.0
         )
 
-    def left_out(self) -> Array:
-        """Relative error of each pass by all that is learnt from the others (seconds of work)."""
+    @cached_property
+    def left_out_(self) -> Array:
+        """|relative error| of each pass by all that is learnt from the others; seconds of work."""
         errors = []
         for number, row in enumerate(self.rows):
             others = copy.copy(self)
             others._fit_passes(self.rows[:number] + self.rows[number + 1 :])
             arch, part, cold, is_target = _asked(row)
             found = others.forward_s(arch, part, cold=cold, is_target=is_target)
-            errors.append(found.value / row.median_s - 1.0)
+            errors.append(abs(found.value / row.median_s - 1.0))
         return np.array(errors)
 
-    def summary(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """What was learnt, for reports."""
-        errors = np.abs(self.left_out())
+        errors = self.left_out_
         return {
+            "engine": self.engine,
             "rows": len(self.rows),
             "coefficients": self.coefficients_,
             "leave_one_out_median": float(np.median(errors)),

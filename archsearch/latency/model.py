@@ -38,7 +38,7 @@ from archsearch.drafters.drafter import Drafter, RoundPlan, RoundRows
 from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import EngineRounds, engine_rounds
 from archsearch.errors import MissingDataError
-from archsearch.estimate import Estimate, Numbers
+from archsearch.estimate import Array, Estimate, Numbers
 from archsearch.hardware.device import Device
 from archsearch.latency.added import AddedFit, fit_overheads
 from archsearch.latency.attention import serving_attention
@@ -90,6 +90,7 @@ class LatencyModel(FittedPasses, DraftPasses):
     ) -> None:
         self.profile, self.tables = profile, tables or profile
         other = self.tables.device["key"] != profile.device["key"]
+        self.rows_ = len(self.tables.rows)
         self.carried_to = Device.from_dict(profile.device) if other else None
         self.engine, self.facts = engine, engine_facts(engine)
         self.dtype = dtype
@@ -109,8 +110,8 @@ class LatencyModel(FittedPasses, DraftPasses):
         elif self.engine_ is None or not self.facts.gguf:
             self.ops = OpModel(profile, dtype, mode)
             self._fit()
-        self._engine = fit_overheads(profile.select("engine", dtype, mode))
-        measured = self.engine_ is not None or any(name == engine for name, _ in self._engine)
+        self.added_ = fit_overheads(profile.select("engine", dtype, mode))
+        measured = self.engine_ is not None or any(name == engine for name, _ in self.added_)
         # Rows of what an engine adds to its passes hold the choice of tokens; without them a GPU's
         # pass is charged with it.
         self._chooses = profile.device.get("kind") == "gpu" and not measured
@@ -131,10 +132,10 @@ class LatencyModel(FittedPasses, DraftPasses):
     def _engine_costs(self, vocab_size: int) -> AddedFit | None:
         """The engine's costs at the measured vocabulary nearest to `vocab_size`; None where the
         profile holds no rows of it."""
-        sizes = [size for name, size in self._engine if name == self.engine]
+        sizes = [size for name, size in self.added_ if name == self.engine]
         if self.engine is None or not sizes:
             return None
-        return self._engine[
+        return self.added_[
             self.engine, min(sizes, key=lambda size: abs(math.log(size / vocab_size)))
         ]
 
@@ -430,30 +431,28 @@ class LatencyModel(FittedPasses, DraftPasses):
 
     def summary(self) -> dict[str, object]:
         """What was learnt, for reports: `pass` is `fitted` (to whole passes: coefficients, cache,
-        leave-one-out errors) or `composed` (of kernels and stated constants); `engines` by name and
-        vocabulary of the measurement."""
+        leave-one-out errors) or `composed` (of kernels and stated constants)."""
         known: dict[str, object] = {
             "dtype": self.dtype,
             "mode": self.mode,
-            "rows": len(self.tables.rows),
+            "rows": self.rows_,
             "pass": "composed" if self.composed_ else "fitted",
             "engines": {
                 f"{name} (vocabulary {size})": costs.to_dict()
-                for (name, size), costs in self._engine.items()
+                for (name, size), costs in self.added_.items()
             },
         }
         if self.round_fit_ is not None:
             known["rounds"] = self.round_fit_.to_dict()
         if self.engine_ is not None:
-            known["engine_passes"] = {"engine": self.engine, **self.engine_.summary()}
-        # the engine's own passes are all there is
-        if self.composed_ is None and not hasattr(self, "ops"):
-            return known | {"pass": "engine"}
+            known["engine_passes"] = self.engine_.to_dict()
         if self.composed_ is not None:
             words = self.rounds.costs.source if self.rounds is not None else None
             carried = {} if self.carried_to is None else {"carried_to": self.carried_to.key}
             return known | carried | {"constants": constants()[self.mode], "engine": words}
-        errors = np.abs(self.loo_)
+        errors = self.left_out_
+        if errors is None:
+            return known | {"pass": "engine"}
         return known | {
             "coefficients": self.coefficients_,
             "cache_half_bytes": self.cache_.half_bytes,
@@ -461,3 +460,10 @@ class LatencyModel(FittedPasses, DraftPasses):
             "leave_one_out_median": float(np.median(errors)),
             "leave_one_out_within_12_percent": float(np.mean(errors <= 0.12)),
         }
+
+    to_dict = summary
+
+    @property
+    def left_out_(self) -> Array | None:
+        """|relative error| of whole passes left out one at a time; None where none are fitted."""
+        return np.abs(self.loo_) if self.composed_ is None and hasattr(self, "ops") else None

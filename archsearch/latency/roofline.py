@@ -18,7 +18,7 @@ import numpy as np
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.grid import Pass, ShapeGrid, priced
-from archsearch.architecture.ops import Op, Part, PassOps, model_pass
+from archsearch.architecture.ops import Attention, Op, Part, PassOps, model_pass
 from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import EngineRounds, engine_rounds
 from archsearch.estimate import Estimate, Numbers
@@ -55,6 +55,7 @@ class RooflineLatency(DraftPasses):
 
     def _take_wait(self) -> None:
         self.wait = all_reduce_wait(self.rounds, self.device.compute_capability)
+        self.cache = self.rounds.cache_dtype(self.dtype) if self.rounds else self.dtype
         self._known = {}
 
     def _in(self, dtype: str) -> RooflineLatency:
@@ -62,7 +63,8 @@ class RooflineLatency(DraftPasses):
 
     def op_s(self, op: Op) -> float:
         """Seconds of one op on the device."""
-        return datasheet_s(self.device, op, self.dtype)
+        cached = isinstance(op, Attention)
+        return datasheet_s(self.device, op, self.cache if cached else self.dtype)
 
     def pass_s(self, arch: Architecture, asked: Pass, ranks: int) -> Estimate:
         """`cold` and `logits` make no difference to a roofline."""

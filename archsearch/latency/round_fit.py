@@ -79,18 +79,26 @@ class RoundFit:
     errors: tuple[float, ...]
     identified: tuple[str, ...]
 
+    @property
+    def costs(self) -> dict[str, Estimate]:
+        """Seconds, by COSTS."""
+        return {name: getattr(self.rounds.costs, f"{name}_s") for name in COSTS}
+
+    @property
+    def median_absolute_error(self) -> float:
+        return float(np.median(np.abs(self.errors)))
+
     def to_dict(self) -> dict[str, object]:
-        """For reports; seconds."""
-        costs = {name: getattr(self.rounds.costs, f"{name}_s").to_dict() for name in COSTS}
+        """For reports."""
         return {
             "class": self.rounds.costs.name,
             "rows": self.rounds.measured,
-            "costs": costs,
+            "costs": {name: cost.to_dict() for name, cost in self.costs.items()},
             "identified": list(self.identified),
             "kernels": {
                 name or "target": factor.to_dict() for name, factor in self.kernels.items()
             },
-            "median_absolute_error": float(np.median(np.abs(self.errors))),
+            "median_absolute_error": self.median_absolute_error,
             "worst_error": max(self.errors, key=abs),
         }
 

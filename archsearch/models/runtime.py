@@ -93,9 +93,8 @@ def hooked(hooks: Sequence[Any]) -> Iterator[None]:
             hook.remove()
 
 
-def tune_malloc() -> bool:
-    """Let glibc keep large freed blocks instead of returning them to the kernel; True where it took
-    effect.
+def tune_malloc() -> None:
+    """Let glibc keep large freed blocks instead of returning them to the kernel.
 
     Large [tokens, vocab] temporaries otherwise page-fault every step (training ran 1.3 times
     faster). No-op without glibc.
@@ -103,11 +102,12 @@ def tune_malloc() -> bool:
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
-        return False
+        return
     m_trim_threshold, m_top_pad, m_mmap_threshold = -1, -2, -3  # glibc malloc.h
-    took = bool(mallopt(m_trim_threshold, 2**31 - 1)) and bool(mallopt(m_top_pad, 256 * 2**20))
+    mallopt(m_trim_threshold, 2**31 - 1)
+    mallopt(m_top_pad, 256 * 2**20)
     # Some glibc versions refuse a mmap threshold above half of the largest heap (32 MiB).
-    return took and bool(mallopt(m_mmap_threshold, 2**30) or mallopt(m_mmap_threshold, 32 * 2**20))
+    _ = mallopt(m_mmap_threshold, 2**30) or mallopt(m_mmap_threshold, 32 * 2**20)
 
 
 _NO_LOSS: Final = re.compile(

@@ -271,22 +271,17 @@ def _usual(name: str, target: TargetRef) -> NamedDrafter:
             "--draft independent says no shape: name a model or a folder, or let archsearch search"
             " find one"
         )
-    lacking = kind.lacking(target.architecture)
-    notes = (
-        [f"{target.name} has none ({lacking}): priced as if it had the usual one"]
-        if lacking
-        else []
-    )
+    if why := kind.lacking(target.architecture):
+        raise ArchsearchError(
+            f"{target.name} cannot be served with {name}: {why}; leave out --draft {name}"
+        )
     found = found_for(target.name, target.architecture, [kind.family])
     if found:
         known = _known(name, found[0])
-        return replace(known, notes=[*notes, f"the shape of {known.hub_id}", *known.notes])
+        return replace(known, notes=[f"the shape of {known.hub_id}", *known.notes])
     drafter = kind.usual(target.architecture)
-    if drafter.trains and not lacking:
-        notes.append(
-            f"the usual shape for this target, {drafter.label()}: none published is known here"
-        )
-    return NamedDrafter(name, drafter, notes=notes)
+    usual = f"the usual shape for this target, {drafter.label()}: none published is known here"
+    return NamedDrafter(name, drafter, notes=[usual] if drafter.trains else [])
 
 
 def _placed(name: str, kind: str, place: str, target: TargetRef) -> NamedDrafter:

@@ -4,25 +4,19 @@ own prompts."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.acceptance.early_exit import exit_traces
-from archsearch.acceptance.estimator import DOMAINS, AcceptanceContext, GivenAcceptance
+from archsearch.acceptance.estimator import AcceptanceContext, GivenAcceptance
 from archsearch.acceptance.learnt import recorded_tokens, trained_as, training_of
 from archsearch.acceptance.lookup import texts_of
-from archsearch.acceptance.measured import (
-    Resampled,
-    Trace,
-    agreement_trace,
-    alpha_resampled,
-    sampling_trace,
-)
+from archsearch.acceptance.measured import Trace, agreement_trace, alpha_resampled, sampling_trace
 from archsearch.acceptance.prior import PriorAcceptance
-from archsearch.acceptance.replay import Replay, replay_tau, replays
+from archsearch.acceptance.replay import replay_tau, replays
 from archsearch.acceptance.terms import READING_STD
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import read_architecture
@@ -32,19 +26,31 @@ from archsearch.files import digest, ensure_writable_dir, read_json, write_json
 from archsearch.models.files import has_tokenizer, has_weights
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.paths import cache_dir
-from archsearch.pipeline.latency import LatencySource, choose_latency, served_target
+from archsearch.pipeline.latency import choose_latency, served_target
 from archsearch.pipeline.untrained import (
     Untrained,
     exit_shape,
-    gains_data,
-    intervals,
     lookup_figures,
-    lookup_gain,
     untrained,
 )
 from archsearch.progress import ProgressLine
 from archsearch.records import save
-from archsearch.search.objective import Scorer
+from archsearch.report.terminal.acceptance import (
+    DraftAcceptance,
+    Exits,
+    Explanation,
+    Figures,
+    Gains,
+    Intervals,
+    Measured,
+    Model,
+    OnText,
+    Prices,
+    Published,
+    Replayed,
+    Said,
+)
+from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import alpha_estimate, logit
 from archsearch.text.prompt_set import load_prompt_set, spread
 from archsearch.text.prompts import Prompt, encode_prompts, read_prompts
@@ -62,7 +68,7 @@ class AcceptanceRequest:
     """What `archsearch acceptance` was asked.
 
     `prompts` None: the held-out prompts that ship with archsearch. `top_p` counts where
-    `asked.temperature` is above 0. `domain` "": `narrow`, as prompts of one kind are, or `chat`
+    `asked.temperature` is above 0. `domain` None: `narrow`, as prompts of one kind are, or `chat`
     where nothing is measured. `training`: how the draft was trained; None: as is known of it.
     `trained_tokens`: on so many of the target's text (None: by its record). `tau`: published tokens
     a round at `gamma`, instead of a measurement. `dtype`: of target and draft while they are
@@ -79,7 +85,7 @@ class AcceptanceRequest:
     answer_tokens: int = 128
     dtype: str = "float32"
     explain: bool = False
-    domain: str = ""
+    domain: str | None = None
     training: str | None = None
     cache: Path | None = None
     output: Path | None = None
@@ -97,10 +103,6 @@ class AcceptanceRequest:
         elif self.gamma is not None:
             raise ArchsearchError("--gamma is of --tau: all of 1 to 8 are measured")
         check_sampling(self.asked.temperature, self.top_p)
-        if self.domain and self.domain not in DOMAINS:
-            raise ArchsearchError(
-                f"unknown domain {self.domain!r}; use one of {', '.join(DOMAINS)}"
-            )
         if self.max_prompts < 1 or self.answer_tokens < 2:
             raise ArchsearchError(
                 f"needs at least 1 prompt and 2 answer tokens, got {self.max_prompts} and"
@@ -109,44 +111,21 @@ class AcceptanceRequest:
         if self.output is not None:
             ensure_writable_dir(self.output.parent)
 
-    def priced(self, target: TargetRef, context_len: int) -> Priced | None:
-        """What prices speed-ups, at the context that the texts have; None where nobody asked."""
+    def priced(
+        self, target: TargetRef, context_len: int
+    ) -> tuple[Prices, Scorer] | tuple[None, None]:
+        """What prices speed-ups, at the context that the texts have, and where its latencies come
+        from; nothing where nobody asked."""
         if self.asked.gpu is None and self.asked.profile is None:
-            return None
+            return None, None
         served = served_target(target, self.asked).architecture
         source, workload = choose_latency(replace(self.asked, context_len=context_len), served)
-        return Priced(source, Scorer(served, workload, source.latency, GivenAcceptance(0.5)))
+        scorer = Scorer(served, workload, source.latency, GivenAcceptance(0.5))
+        return Prices(source.words, source.device.key, source.dtype), scorer
 
-    def said(self) -> dict[str, object]:
+    def said(self) -> Said:
         """What every answer repeats."""
-        return {
-            "target": self.target,
-            "draft": self.draft,
-            "prompts_file": None if self.prompts is None else str(self.prompts),
-            "temperature": self.asked.temperature,
-            "top_p": self.top_p,
-        }
-
-
-@dataclass(frozen=True)
-class Priced:
-    """What prices speed-ups, and where its latencies come from."""
-
-    source: LatencySource
-    scorer: Scorer
-
-    def of_model(self, draft: Architecture) -> Callable[[int, Estimate, Estimate], Estimate]:
-        """The modelled speed-up of a draft by gamma, alpha and tau."""
-        measured = self.scorer.measured
-        return lambda gamma, alpha, tau: measured(draft, alpha, {gamma: tau}).speedup
-
-    def data(self) -> dict[str, object]:
-        """For --json."""
-        return {
-            "latency": self.source.words,
-            "device": self.source.device.key,
-            "latency_dtype": self.source.dtype,
-        }
+        return Said(self.target, self.draft, self.prompts, self.asked.temperature, self.top_p)
 
 
 @dataclass(frozen=True)
@@ -179,7 +158,7 @@ def find_draft(name: str) -> DraftRef:
     return DraftRef(name, ref.architecture, ref, at_hand)
 
 
-def measure_acceptance(request: AcceptanceRequest) -> dict[str, object]:
+def measure_acceptance(request: AcceptanceRequest) -> DraftAcceptance:
     """alpha, acceptance by position and tau at gamma 1..8 of a draft, on text that the target
     writes for the prompts.
 
@@ -202,47 +181,39 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, object]:
     return result
 
 
-def measure_draft(request: AcceptanceRequest, target: TargetRef) -> dict[str, object]:
+def measure_draft(request: AcceptanceRequest, target: TargetRef) -> DraftAcceptance:
     """What a draft model does on the text that the target writes for the prompts, or what is
     published of it; with `explain` also the prior's terms."""
     draft = find_draft(request.draft)
     measures = request.tau is None and (draft.at_hand or not request.explain)
-    request = replace(
-        request,
-        domain=request.domain or ("narrow" if measures else "chat"),
-        training=request.training
-        or (training_of(draft.ref, target)[0] if draft.ref is not None else "target"),
-    )
-    result: dict[str, object] = request.said() | {
-        "architecture": draft.architecture,
-        "shape": draft.architecture.label(),
-        "domain": request.domain,
-        "training": request.training,
-        "trained_tokens": _trained_tokens(request, draft),
-    }
+    domain = request.domain or ("narrow" if measures else "chat")
+    training = request.training or (training_of(draft.ref, target)[0] if draft.ref else "target")
+    folder = draft.ref.folder if draft.ref is not None else None
+    tokens = request.trained_tokens or recorded_tokens(folder)
+    on_text = alpha = published = explained = None
     if measures:
         trace, notes, context_len = record(request, target, draft)
-        priced = request.priced(target, context_len)
-        result |= {"dtype": request.dtype, "context_len": context_len, "notes": notes}
-        speedup = None if priced is None else priced.of_model(draft.architecture)
-        result |= Figures.of(trace).summary(speedup)
-        result |= {} if priced is None else priced.data()
+        prices, scorer = request.priced(target, context_len)
+        price = None if scorer is None else partial(scorer.measured, draft.architecture)
+        on_text = OnText(request.dtype, context_len, notes, measured(trace, price), prices)
         if request.trace is not None:
             trace.save(request.trace)
     if request.tau is not None:
         level = logit(GivenAcceptance.of_tau(request.tau, request.gamma).alpha)
-        result |= {
-            "alpha": alpha_estimate(level, READING_STD, "given"),
-            "published": {"tau": request.tau, "gamma": request.gamma},
-        }
+        alpha = alpha_estimate(level, READING_STD, "given")
+        published = Published(request.tau, request.gamma)
     if request.explain or request.tau is not None:
-        result["explanation"] = explanation(request, target, draft)
-    return result
+        prior, shape = PriorAcceptance(), draft.architecture
+        asked = AcceptanceContext(target.architecture, request.asked.temperature, domain=domain)
+        context = trained_as(asked, draft.ref, training, tokens)
+        explained = Explanation(prior.predict(shape, context).alpha, prior.parts(shape, context))
+    model = Model(draft.architecture, draft.architecture.label(), domain, training, tokens)
+    return DraftAcceptance(request.said(), model, None, on_text, alpha, published, explained)
 
 
 def measure_untrained(
     request: AcceptanceRequest, target: TargetRef, kind: Untrained
-) -> dict[str, object]:
+) -> DraftAcceptance:
     """What a drafter that nobody trains does on the text that the target writes for the prompts.
 
     N-gram lookup and suffix decoding are replayed on the text alone; early exit takes one pass of
@@ -261,17 +232,10 @@ def measure_untrained(
     prompts, source = _prompts(request)
     texts, end_ids, more = written_text(request, target, load_tokenizer(target), prompts)
     context_len = _mean_context(texts)
-    priced = request.priced(target, context_len)
-    scorer = None if priced is None else priced.scorer
-    result: dict[str, object] = request.said() | {
-        "family": kind.family,
-        "dtype": request.dtype,
-        "context_len": context_len,
-        "notes": [f"prompts: {source}", *more],
-    }
+    prices, scorer = request.priced(target, context_len)
+    figures: Replayed | Exits
     if kind.lookup is not None:
-        gain = None if scorer is None else lookup_gain(kind, scorer)
-        result |= lookup_figures(kind.lookup, texts_of(texts.sequences, end_ids), gain)
+        figures = lookup_figures(kind.lookup, texts_of(texts.sequences, end_ids), scorer)
     else:
         layers = kind.layers(target.architecture.num_hidden_layers)
         with ProgressLine("measure") as line:
@@ -281,22 +245,21 @@ def measure_untrained(
                 texts.sequences,
                 layers,
                 end_ids=end_ids,
-                report=lambda done, total: line("exits", done, total),
+                progress=line,
             )
-        exits = {layer: _exit(trace, layer, scorer) for layer, trace in traces.items()}
-        result["exits"] = exits
-    return result if priced is None else result | priced.data()
+        figures = Exits({layer: _exit(trace, layer, scorer) for layer, trace in traces.items()})
+    notes = [f"prompts: {source}", *more]
+    on_text = OnText(request.dtype, context_len, notes, figures, prices)
+    return DraftAcceptance(request.said(), family=kind.family, on_text=on_text)
 
 
-def _exit(trace: Trace, layer: int, scorer: Scorer | None) -> dict[str, object]:
+def _exit(trace: Trace, layer: int, scorer: Scorer | None) -> Measured:
     """What leaving the target after a layer does, with its best gamma where it is priced."""
-    figures = Figures.of(trace)
-    found = figures.summary()
+    found = measured(trace)
     if scorer is None:
         return found
-    best = scorer.measured(exit_shape(scorer.target, layer), figures.alpha.estimate(), figures.taus)
-    gamma = best.gamma if best.pays else 0
-    return found | {"best_gamma": gamma, "speedup": best.speedup}
+    best = scorer.measured(exit_shape(scorer.target, layer), found.whole.alpha, found.whole.tau)
+    return replace(found, best_gamma=best.gamma if best.pays else 0, speedup=best.speedup)
 
 
 # --- recording
@@ -329,21 +292,10 @@ def record(
     else:
         model = load_target(draft.ref, request.dtype)[0]
     with ProgressLine("measure") as line:
-
-        def report(done: int, total: int) -> None:
-            line("draft beside the target's text", done, total)
-
-        if request.asked.temperature > 0:
-            trace = sampling_trace(
-                model,
-                texts,
-                temperature=request.asked.temperature,
-                top_p=request.top_p,
-                end_ids=end_ids,
-                report=report,
-            )
-        else:
-            trace = agreement_trace(model, texts, end_ids=end_ids, report=report)
+        measure: Callable[..., Trace] = agreement_trace
+        if (temperature := request.asked.temperature) > 0:
+            measure = partial(sampling_trace, temperature=temperature, top_p=request.top_p)
+        trace = measure(model, texts, end_ids=end_ids, progress=line)
     return trace, notes, _mean_context(texts)
 
 
@@ -421,9 +373,8 @@ def written_text(
     ends_file = folder / "end_ids.json"
     left_out = len(prompts) - len(encoded)
     notes = [f"the target's text is kept in {folder}"]
-    notes += (
-        [f"{left_out} of {len(prompts)} prompts are too long and were left out"] if left_out else []
-    )
+    if left_out:
+        notes.append(f"{left_out} of {len(prompts)} prompts are too long and were left out")
     if (folder / "cache.json").is_file() and ends_file.is_file():
         texts = TextCache.load(folder)
         if texts.complete:
@@ -453,78 +404,35 @@ def _files_of(folder: Path | None) -> list[list[object]]:
 # --- summaries
 
 
-@dataclass(frozen=True)
-class Figures:
-    """alpha of a trace, and its rounds by gamma as far as texts are long enough for them."""
-
-    trace: Trace
-    alpha: Resampled
-    rounds: dict[int, Replay]
-
-    @classmethod
-    def of(cls, trace: Trace) -> Figures:
-        """At gamma 1 to MAX_GAMMA."""
-        rounds = replays(MAX_GAMMA, partial(replay_tau, trace))
-        return cls(trace, alpha_resampled(trace), rounds)
-
-    @property
-    def taus(self) -> dict[int, Estimate]:
-        """Tokens a round by gamma."""
-        return {gamma: each.estimate() for gamma, each in self.rounds.items()}
-
-    def data(
-        self, speedup: Callable[[int, Estimate, Estimate], Estimate] | None
-    ) -> dict[str, object]:
-        """With their intervals, and the modelled speed-ups where they are asked for."""
-        alpha, taus = self.alpha.estimate(), self.taus
-        gains = {} if speedup is None else {g: speedup(g, alpha, tau) for g, tau in taus.items()}
-        return {
-            "alpha": alpha,
-            "prompts": len(self.trace.agreements),
-            "tokens": self.trace.tokens,
-            "tau": taus,
-            "intervals": {
-                "alpha": intervals(self.alpha),
-                "tau": {gamma: intervals(each.resampled) for gamma, each in self.rounds.items()},
-            },
-            **gains_data(gains),
-        }
-
-    def summary(
-        self, speedup: Callable[[int, Estimate, Estimate], Estimate] | None = None
-    ) -> dict[str, object]:
-        """The figures of all texts and of each category, as `--json` has them; `speedup`:
-        by gamma, alpha and tau. Raises ArchsearchError where no text is long enough for a round."""
-        trace = self.trace
-        if not self.rounds:
-            replay_tau(trace, 1)  # says why
-        parts = {name: trace.of_category(name) for name in trace.categories if name}
-        return self.data(speedup) | {
-            "argmax_agreement": sum(int(a.sum()) for a in trace.agreements) / max(1, trace.tokens),
-            "accepted_by_position": list(self.rounds[max(self.rounds)].accepted_by_position),
-            "by_category": {name: Figures.of(part).data(speedup) for name, part in parts.items()},
-        }
+Price = Callable[[Estimate, Mapping[int, Estimate]], Score]
+"""By alpha, and tau by gamma."""
 
 
-def _trained_tokens(request: AcceptanceRequest, draft: DraftRef) -> float | None:
-    """Tokens that the draft was trained on, as the user or its own record says."""
-    return request.trained_tokens or recorded_tokens(
-        draft.ref.folder if draft.ref is not None else None
+def measured(trace: Trace, price: Price | None = None) -> Measured:
+    """The figures of all texts and of each category. Raises ArchsearchError where no text is long
+    enough for a round."""
+    whole = _figures(trace, price)
+    longest = replay_tau(trace, max(whole.tau, default=1), resamples=0)  # of no rounds: says why
+    parts = {name: trace.of_category(name) for name in trace.categories if name}
+    return Measured(
+        whole,
+        sum(int(a.sum()) for a in trace.agreements) / max(1, trace.tokens),
+        longest.accepted_by_position,
+        {name: _figures(part, price) for name, part in parts.items()},
     )
 
 
-def explanation(
-    request: AcceptanceRequest, target: TargetRef, draft: DraftRef
-) -> dict[str, object]:
-    """The prior's alpha of the draft's shape and its terms, in logit(alpha)."""
-    prior = PriorAcceptance()
-    asked = AcceptanceContext(target.architecture, request.asked.temperature, domain=request.domain)
-    context = trained_as(
-        asked, draft.ref, request.training or "target", _trained_tokens(request, draft)
+def _figures(trace: Trace, price: Price | None) -> Figures:
+    """At gamma 1 to MAX_GAMMA, as far as texts are long enough."""
+    rounds = replays(MAX_GAMMA, partial(replay_tau, trace))
+    resampled = alpha_resampled(trace)
+    alpha, taus = resampled.estimate(), {g: each.estimate() for g, each in rounds.items()}
+    levels = {gamma: each.resampled.intervals() for gamma, each in rounds.items()}
+    return Figures(
+        alpha,
+        len(trace.agreements),
+        trace.tokens,
+        taus,
+        Intervals(alpha=resampled.intervals(), tau=levels),
+        Gains({g: price(alpha, {g: taus[g]}).speedup for g in taus}) if price and taus else None,
     )
-    predicted = prior.predict(draft.architecture, context)
-    rows = prior.explain_rows(draft.architecture, context)
-    return {
-        "alpha": predicted.alpha,
-        "terms": [{"term": t, "contribution": c, "std": s, "evidence": e} for t, c, s, e in rows],
-    }

@@ -137,11 +137,11 @@ def compare_runs(paths: Sequence[Path]) -> Comparison:
     return Comparison(tuple(item.name for item in opened), conditions, winners, pairs, notes)
 
 
-def write_into_report(path: Path, found: Comparison) -> Path:
-    """Keep a comparison in a run's folder and write its report again; the report's path."""
+def write_into_report(path: Path, found: Comparison) -> None:
+    """Keep a comparison in a run's folder and write its report again."""
     run = open_run(path)
     save(run.path / COMPARE_FILE, found)
-    return write_report(run)
+    write_report(run)
 
 
 def _pair(first: _Opened, second: _Opened, values: Mapping[str, tuple[str, str]]) -> Pair:

@@ -228,7 +228,7 @@ def confirm_rank(
 
     found = results.values()
     rows = [_by_prompt(case, beside(each), each, context, slowdown) for each in found]
-    own: dict[str, Any] = {}
+    unsure = gain = None
     if stops is not None and stopped is not None:
         score = replays.score(stops, local)
         assert score.round_s is not None
@@ -236,8 +236,8 @@ def confirm_rank(
         added = replace(score.round_s, value=score.round_s.value - passes)
         counted = score.speedup.value * stopped.tau.value / score.tau.value
         own_beside = _Beside.at(score, counted, added)
-        row = _by_prompt(case, own_beside, stopped, context, slowdown, stops.rule.least)
-        own = {"stopping": row, "stopping_gain": stops.gain(replays.fixed)}
+        unsure = _by_prompt(case, own_beside, stopped, context, slowdown, stops.rule.least)
+        gain = stops.gain(replays.fixed)
     best = max(rows, key=lambda row: row.speedup.value)
     result = Confirmed(
         **vars(best),
@@ -247,7 +247,8 @@ def confirm_rank(
         identical_output_float32=exact,
         identical_output_unchecked=unchecked,
         other_gammas=tuple(row for row in rows if row is not best),
-        **own,
+        stopping=unsure,
+        stopping_gain=gain,
         seconds=time.monotonic() - started,
     )
     result = _kept(case, result, trained.alpha)

@@ -63,6 +63,8 @@ def estimate_curves(request: EstimateRequest, axis: str, span: str | None = None
 def _swept_draft(item: Priced, sweep: Sweep) -> DraftCurve:
     """A draft over a sweep, with what its figures rest on."""
     facts, scorer, device = engine_facts(item.source.engine), item.scorer, item.source.device
+    if item.entry.other_tokenizer:
+        raise ArchsearchError(f"{item.entry.draft} has another tokenizer than the target")
     found = curve(
         scorer,
         item.score.proposer,

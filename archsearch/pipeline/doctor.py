@@ -44,15 +44,14 @@ LEAST_MEMORY_BYTES: Final = 4 * 2**30  # the demo's target and drafts with their
 BUSY_SHARE: Final = 0.25  # of all threads: beyond that timings of this CPU are those of a busy one
 
 
-def doctor(folder: Path | None = None) -> Diagnosis:
-    """Every finding, as they matter. `folder`: where runs are to lie."""
-    where = folder or Path.cwd()
+def doctor() -> Diagnosis:
+    """Every finding, as they matter."""
     looks: dict[str, Callable[[], Iterator[Finding]]] = {
         "versions": _versions,
         "device": _device,
         "profile": _profiles,
         "engines": _engines,
-        "disk": lambda: _disk(where),
+        "disk": lambda: _disk(Path.cwd()),
         "memory": _memory,
         "load": _load,
     }

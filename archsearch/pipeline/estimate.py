@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from archsearch.acceptance.estimator import AcceptanceEstimator, GivenAcceptance
 from archsearch.acceptance.known import AskedText
@@ -16,10 +17,8 @@ from archsearch.acceptance.learnt import (
     trained_as,
     training_of,
 )
-from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.published_drafters import published_as
 from archsearch.capacity import memory_bytes, usable_bytes
-from archsearch.drafters.drafter import Drafter, RoundKind
 from archsearch.drafters.heads import ChainHead
 from archsearch.drafters.models import Independent
 from archsearch.engine_facts import engine_facts, shared_by
@@ -46,6 +45,9 @@ from archsearch.traffic.mix import LoadPart, Mix
 from archsearch.traffic.mix_scorer import MixScorer
 from archsearch.traffic.traces import Lengths
 from archsearch.workload import DTYPE_BYTES, WEIGHT_BYTES, Workload, WorkloadRequest
+
+PADDING: Final = 512
+"""Rows by which vocabularies of one tokenizer differ, at most (Qwen2.5: 151,936 and 152,064)."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,8 @@ def _with_prompts(item: Priced) -> WithPrompts | None:
     draft, as many requests in flight as the batch has, prompts that with half an answer fill its
     context. None on a CPU, and where such requests cannot be priced."""
     work = item.scorer.workload
-    if item.source.device.kind == "cpu" or getattr(item.score.proposer, "tree", None):
+    tree = getattr(item.score.proposer, "tree", None)
+    if any(item.entry.barred) or item.source.device.kind == "cpu" or tree:
         return None
     prompt = max(1, work.context_len - ANSWER // 2)
     base = item.scorer.with_gammas((item.score.gamma,))
@@ -231,6 +234,9 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
     priced: list[Priced] = []
     workloads: dict[str, Workload] = {}
     named = [resolve_drafter(name, ref) for name in request.drafts]
+    other = [each.name for each in named if each.model is None]
+    if request.training and other:
+        raise ArchsearchError(f"--training is of draft models, not of {other[0]}: leave one out")
     if request.tree is not None:
         named = _as_trees(named, request.tree)
     narrow = (request.asked.draft_dtype or "").lower()
@@ -238,11 +244,16 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
         named = _in_format(named, narrow, request)
         request = replace(request, asked=replace(request.asked, draft_dtype=None))
     kind, mix = kind_of([each.drafter.rounds for each in named]), request.mix
-    for asked in _requests(request, named, kind):
+    versions = request.engine_versions
+    for asked in engine_requests(request.asked, request.engines, versions, kind):
+        facts = engine_facts(asked.engine)
+        for each in named:
+            if why := facts.lacks(each.drafter.family, asked.engine_version):
+                raise ArchsearchError(why)
         if mix is not None:
             asked = replace(asked, batch_size=1, context_len=mix.longest)
         if asked.dtype is None:
-            asked = replace(asked, dtype=ref.dtype_in(engine_facts(asked.engine).gguf))
+            asked = replace(asked, dtype=ref.dtype_in(facts.gguf))
         source, workload = choose_latency(asked, ref.architecture, kind)
         if mix is not None:
             check_batch(engine_facts(source.engine), source.device, mix.in_flight)
@@ -251,8 +262,8 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
             source = replace(source, served=words)
         workloads[source.served] = workload
         priced += _priced(request, named, ref, source, workload, acceptance)
-    # what is assumed by the lower end, as in a search; what has no room last
-    priced.sort(key=lambda item: (bool(item.entry.no_room), -item.score.ranked_by))
+    # what is assumed by the lower end, as in a search; what cannot be served last
+    priced.sort(key=lambda item: (*item.entry.barred, -item.score.ranked_by))
     best = priced[0]
     return priced, Asked(
         target=ref.name,
@@ -266,20 +277,6 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
     )
 
 
-def _requests(
-    request: EstimateRequest, named: Sequence[NamedDrafter], kind: RoundKind
-) -> list[WorkloadRequest]:
-    """One request for each engine and version; ArchsearchError where an engine does not run a
-    drafter that was asked for."""
-    found = engine_requests(request.asked, request.engines, request.engine_versions, kind)
-    for asked in found:
-        facts = engine_facts(asked.engine)
-        for each in named:
-            if why := facts.lacks(each.drafter.family, asked.engine_version):
-                raise ArchsearchError(why)
-    return found
-
-
 def _priced(
     request: EstimateRequest,
     named: Sequence[NamedDrafter],
@@ -288,33 +285,46 @@ def _priced(
     workload: Workload,
     acceptance: AcceptanceEstimator,
 ) -> list[Priced]:
-    gammas = [request.gamma] if request.gamma else None
+    gammas, target = [request.gamma] if request.gamma else None, ref.architecture
+    device = source.device
     scorer = Scorer(
-        ref.architecture, workload, source.latency, acceptance, gammas=gammas, domain=request.domain
+        target, workload, source.latency, acceptance, gammas=gammas, domain=request.domain
     )
     if request.mix is not None:
-        scorer = MixScorer(scorer, request.mix, source.device)
-    seconds = budget_s(request.training_budget_s, source.device)
-    scorer = with_budget(scorer, ref.architecture, source.device, seconds)
+        scorer = MixScorer(scorer, request.mix, device)
+    scorer = with_budget(scorer, device, budget_s(request.training_budget_s, device))
     budget, facts, found = scorer.context.budget, engine_facts(source.engine), list[Priced]()
+    usable, longest = usable_bytes(device, workload), target.max_position_embeddings
     for each in named:
         facts.check_drafter(each.drafter, shared_by(workload), source.version, each.name)
         training, doubt = request.training or "target", ""
         folder = Path(each.hub_id).expanduser() if each.hub_id else None
-        read = folder if folder is not None and folder.is_dir() else None
-        tokens = request.trained_tokens or recorded_tokens(read)
+        tokens = request.trained_tokens or recorded_tokens(folder)
         if each.model is not None and not request.training and request.trained_tokens is None:
             training, doubt = training_of(each.model, ref)
-        head = each.drafter.trains and not each.drafter.is_model
-        head = head and each.drafter.acceptance != "mtp" and folder is not None
-        unknown = tokens is None and head and not published_as(each.hub_id)
+        head = each.drafter.trains and not each.drafter.is_model and each.hub_id
+        unknown = head and tokens is None and not published_as(each.hub_id)
         if unknown:
             doubt = (
                 "nobody says how this head was trained: on 3M to 300M tokens as far as its band"
                 " knows (else --trained-tokens, or --tau of what was published)"
             )
         notes = [*each.notes, *([doubt] if doubt and request.alpha == "prior" else [])]
-        notes += _notes(ref.architecture, each.drafter, workload)
+        rows, own_rows = target.vocab_size, each.drafter.architecture.vocab_size
+        if rows != own_rows:
+            notes.append(f"vocabulary {own_rows}, target {rows}: engines need the same tokenizer")
+        if workload.context_len > longest:
+            notes.append(
+                f"{workload.context_len:,} tokens are more than the target's {longest:,} positions"
+            )
+        need, no_room = memory_bytes(target, each.drafter, workload).total_bytes, ""
+        if need > usable:
+            no_room = (
+                f"target, draft and caches need {need / 2**30:.0f} GiB on each device,"
+                f" {usable / 2**30:.0f} are usable: raise --tensor-parallel, or lower --batch-size"
+                " or --context"
+            )
+        other = abs(rows - own_rows) > PADDING
         bought = None if each.hub_id or request.trained_tokens is not None else budget
         context = replace(trained_as(scorer.context, each.model, training, tokens), budget=bought)
         if unknown:
@@ -328,8 +338,9 @@ def _priced(
             draft=each.name,
             training=training,
             notes=(*notes, *_share_notes(score)),
-            no_room=_no_room(ref.architecture, each.drafter, workload, source),
-            pays=score.pays,
+            no_room=no_room,
+            other_tokenizer=other,
+            pays=score.pays and not (other or score.broken_limits),
             group=len(found),
             served=source.served,
             engine_class=rounds.running(each.drafter.rounds).costs.title if rounds else None,
@@ -353,35 +364,6 @@ def _share_notes(score: Score) -> list[str]:
     ]
 
 
-def _notes(target: Architecture, drafter: Drafter, workload: Workload) -> list[str]:
-    """What keeps a draft from being used so."""
-    notes = []
-    if drafter.architecture.vocab_size != target.vocab_size:
-        notes.append(
-            f"vocabulary {drafter.architecture.vocab_size}, target {target.vocab_size}: engines"
-            " need the same tokenizer"
-        )
-    if workload.context_len > target.max_position_embeddings:
-        notes.append(
-            f"{workload.context_len:,} tokens are more than the target's"
-            f" {target.max_position_embeddings:,} positions"
-        )
-    return notes
-
-
-def _no_room(
-    target: Architecture, drafter: Drafter, workload: Workload, source: LatencySource
-) -> str:
-    need, usable = memory_bytes(target, drafter, workload).total_bytes, usable_bytes(source.device)
-    if need <= usable:
-        return ""
-    return (
-        f"target, draft and caches need {need / 2**30:.0f} GiB on each device,"
-        f" {usable / 2**30:.0f} are usable: raise --tensor-parallel, or lower --batch-size or"
-        " --context"
-    )
-
-
 def _differences(priced: Sequence[Priced]) -> tuple[Difference, ...]:
     """For each draft, why the engine it gains most in beats each other one; best first."""
     found = []
@@ -396,6 +378,10 @@ def _differences(priced: Sequence[Priced]) -> tuple[Difference, ...]:
 def _warnings(priced: Sequence[Priced]) -> tuple[str, ...]:
     found = []
     for items in _by_engine(priced):
-        drafts = [(item.entry.draft, item.scorer, item.score) for item in items]
+        drafts = [
+            (item.entry.draft, item.scorer, item.score)
+            for item in items
+            if not item.entry.other_tokenizer
+        ]
         found += warnings_of(items[0].source, drafts)
     return tuple(found)

@@ -13,6 +13,7 @@ from archsearch.drafters.drafter import RoundKind
 from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import family
 from archsearch.engine_facts import EngineFacts
+from archsearch.engine_rounds import EngineRounds
 from archsearch.errors import ArchsearchError
 from archsearch.models.files import HEAD_FAMILIES
 from archsearch.models.targets import TargetRef
@@ -90,12 +91,17 @@ def choose_families(
 
 
 def family_spaces(
-    spaces: Iterable[SearchSpace], facts: EngineFacts, target: Architecture, *, optional: bool
+    spaces: Iterable[SearchSpace],
+    facts: EngineFacts,
+    target: Architecture,
+    rounds: EngineRounds | None = None,
+    *,
+    optional: bool,
 ) -> FamilySpaces:
-    """The space of each family within what the engine runs.
+    """The space of each family within what the engine runs; `rounds`: those of its version.
 
-    `optional`: nobody named the families, so one without a valid shape for this target is left out
-    and named. Raises ArchsearchError where none is left.
+    `optional`: nobody named the families, so one without a valid shape for this target, or that the
+    version does not run, is left out and named. Raises ArchsearchError where none is left.
     """
     found: list[SearchSpace] = []
     left: list[str] = []
@@ -105,8 +111,10 @@ def family_spaces(
         space = space.within(layers, states, facts.ngram_sizes)
         try:
             space.check(target)
+            if rounds is not None:
+                rounds.running(family(name).rounds)
         except ArchsearchError as error:
-            if not optional or name == INDEPENDENT:
+            if not optional:
                 raise
             left.append(f"{name} is left out: {error}")
             continue

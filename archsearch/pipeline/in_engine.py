@@ -360,7 +360,7 @@ class Bench:
         workload = replace(session.scorer.workload, batch_size=concurrency)
         target = session.target.architecture
         each = memory_bytes(target, self.largest or target, workload).total_bytes
-        return engines * (each + ENGINE_BYTES) > usable_bytes(device)
+        return engines * (each + ENGINE_BYTES) > usable_bytes(device, workload)
 
 
 @contextmanager

@@ -39,7 +39,7 @@ from archsearch.pipeline.serving import (
     rounds_of,
     served_words,
 )
-from archsearch.profiles import Profile, cpu_stack, find_profile, profiles_of
+from archsearch.profiles import Profile, cpu_stack, draft_step_errors, find_profile, profiles_of
 from archsearch.records import as_data
 from archsearch.speedup import tau
 from archsearch.threads import DEFAULT
@@ -83,27 +83,25 @@ class LatencySource:
     served: str = ""
 
 
-def fitting_ranks(
-    device: Device, target: Architecture, batch_size: int, context_len: int, dtype: str
-) -> int:
+def fitting_ranks(device: Device, target: Architecture, workload: Workload) -> int:
     """The fewest devices (1, 2, 4, 8) that hold the target with a tenth of their memory to spare
-    for a draft.
+    for a draft. `workload`: of one device.
 
     Raises ArchsearchError where not even eight do.
     """
+    usable = usable_bytes(device, workload)
     for ranks in RANKS:
+        shared = replace(workload, tensor_parallel=ranks)
         try:
-            needed = memory_bytes(
-                target, None, Workload(batch_size, context_len, ranks, dtype)
-            ).total_bytes
+            needed = memory_bytes(target, None, shared).total_bytes
         except InvalidShapeError:  # heads do not divide
             continue
-        if device.kind == "cpu" or needed <= 0.9 * usable_bytes(device):
+        if device.kind == "cpu" or needed <= 0.9 * usable:
             return ranks
-    one = memory_bytes(target, None, Workload(batch_size, context_len, 1, dtype)).total_bytes
+    one = memory_bytes(target, None, workload).total_bytes
     raise ArchsearchError(
-        f"the target needs {one / 2**30:.0f} GiB in {dtype}; eight {device.key} with"
-        f" {usable_bytes(device) / 2**30:.0f} GiB usable each do not hold it; lower --batch-size or"
+        f"the target needs {one / 2**30:.0f} GiB in {workload.dtype}; eight {device.key} with"
+        f" {usable / 2**30:.0f} GiB usable each do not hold it; lower --batch-size or"
         " the context (--context, the prompts of a load), or name a larger --gpu"
     )
 
@@ -205,9 +203,7 @@ def choose_latency(
         "quantise": _to_quantise(target, source.dtype),
     }
     source = replace(source, version=version, served=served, profile=about, words=words)
-    work = _workload(asked, source.device, target, source.dtype, mode)
-    cache = source.rounds.cache_dtype(source.dtype) if source.rounds is not None else source.dtype
-    work = work if cache == source.dtype else replace(work, cache_dtype=cache)
+    work = _workload(asked, source.device, target, source.dtype, mode, source.rounds)
     facts = engine_facts(source.engine)
     drafts = dtype_of_drafts(asked.draft_dtype, facts, device, source.dtype)
     if drafts == source.dtype:
@@ -252,21 +248,25 @@ def _profile_and_device(asked: WorkloadRequest) -> tuple[Profile | None, Device]
 
 
 def _workload(
-    asked: WorkloadRequest, device: Device, target: Architecture, dtype: str, mode: Mode
+    asked: WorkloadRequest,
+    device: Device,
+    target: Architecture,
+    dtype: str,
+    mode: Mode,
+    rounds: EngineRounds | None,
 ) -> Workload:
-    ranks = asked.tensor_parallel or fitting_ranks(
-        device, target, asked.batch_size, asked.context_len, dtype
-    )
-    return Workload(
+    cache = rounds.cache_dtype(dtype) if rounds else dtype
+    alone = Workload(
         asked.batch_size,
         asked.context_len,
-        ranks,
-        dtype,
-        mode,
-        asked.temperature,
-        asked.draft_tensor_parallel,
-        asked.memory_fraction,
+        dtype=dtype,
+        mode=mode,
+        temperature=asked.temperature,
+        memory_fraction=asked.memory_fraction,
+        cache_dtype=None if cache == dtype else cache,
     )
+    ranks = asked.tensor_parallel or fitting_ranks(device, target, alone)
+    return replace(alone, tensor_parallel=ranks, draft_tensor_parallel=asked.draft_tensor_parallel)
 
 
 def tables_of(device: Device, dtype: str) -> Profile | None:
@@ -372,7 +372,10 @@ def _profiled(
     own = {name: model for name, model in models.items() if model.engine_ is not None}
     models = own or models  # what the engine itself was measured in, where it was
 
-    workloads = {name: _workload(asked, device, target, name, mode) for name in models}
+    workloads = {
+        name: _workload(asked, device, target, name, mode, model.rounds)
+        for name, model in models.items()
+    }
     best = _fastest_dtype(models, target, workloads)
     step_s = {name: models[name].decode_s(target, workloads[name]).value for name in models}
     first = min(step_s, key=lambda name: step_s[name])
@@ -470,13 +473,12 @@ def _engine_words(model: LatencyModel, device: Device, engine: str) -> str:
 
 
 def _round_words(rounds: EngineRounds | None) -> str:
-    """How the engine's version runs a round; "" where that plays no part."""
+    """The engine's version, without how it runs one kind of drafter; "" where that plays no
+    part."""
     if rounds is None:
         return ""
-    return (
-        f"; rounds of {rounds.label()}"
-        f" ({f'{rounds.measured} measured here' if rounds.measured else 'published'})"
-    )
+    known = f"{rounds.measured} measured here" if rounds.measured else "published"
+    return f"; rounds of {rounds.label().removesuffix(f', {rounds.costs.title}')} ({known})"
 
 
 def _words(model: LatencyModel, device: Device) -> str:
@@ -506,11 +508,10 @@ def _words(model: LatencyModel, device: Device) -> str:
                 " estimate"
             )
         return words
-    checked = profile.known_error.get(f"{dtype} {mode}", profile.known_error.get(dtype, {}))
-    if "draft step" in checked:
-        words += (
-            f", known error of a draft step {checked['draft step']['median_absolute_error']:.1%}"
-        )
+    errors = draft_step_errors(profile.known_error)
+    error = errors.get(f"{dtype} {mode}", errors.get(dtype))
+    if error is not None:
+        words += f", known error of a draft step {error:.1%}"
     elif not profile.known_error:
         words += ", never checked (archsearch profile --check 20)"
     return words + attention

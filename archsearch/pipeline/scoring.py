@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from archsearch.engine_facts import engine_title, engines_that
+from archsearch.errors import ArchsearchError
 from archsearch.models.files import HEAD_FAMILIES
 from archsearch.pipeline.families import INDEPENDENT, OTHER_TRIALS
 from archsearch.pipeline.session import SearchSession
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 
 def score_spaces(session: SearchSession) -> study.SearchResult:
-    """The studies over all shapes of each family as one result; beside whoever scores along."""
+    """The studies over all shapes of each family as one result; beside whoever scores along. Raises
+    ArchsearchError where no shape of any family keeps within the limits."""
     spaces, where = session.families.spaces, session.request.storage or session.run.storage_file
     with ProgressLine("search") as line, storage_errors(where):
         storage = open_storage(where)
@@ -41,7 +43,21 @@ def score_spaces(session: SearchSession) -> study.SearchResult:
 
             return _scored(session, space, storage, progress)
 
-        return study.merged([scored(*each) for each in enumerate(spaces)])
+        found = study.merged([scored(*each) for each in enumerate(spaces)])
+    return _within_limits(session, found)
+
+
+def _within_limits(session: SearchSession, found: study.SearchResult) -> study.SearchResult:
+    if not found.best:
+        why = none_within(session, found.spaces)
+        raise ArchsearchError(f"{why}; raise the limit or add smaller shapes")
+    return found
+
+
+def none_within(session: SearchSession, spaces: Sequence[study.Scored]) -> str:
+    """That no shape of these spaces keeps within the limits."""
+    names = ", ".join(f"{each.space} ({each.shapes:,})" for each in spaces)
+    return f"no shape of space {names} keeps within {session.scorer.limit_words()}"
 
 
 def _scored(
@@ -76,9 +92,9 @@ def hopeless(session: SearchSession) -> str:
         return ""
     trained = (INDEPENDENT, *HEAD_FAMILIES)
     spaces = [space for space in session.families.spaces if space.family in trained]
-    found = [score for space in spaces for score in _scored(session, space).best]
-    best = max(found, key=lambda score: score.speedup.interval[1], default=None)
-    if best is None or best.speedup.interval[1] >= 1.0:
+    found = _within_limits(session, study.merged([_scored(session, space) for space in spaces]))
+    best = max(found.best, key=lambda score: score.speedup.interval[1])
+    if best.speedup.interval[1] >= 1.0:
         return ""
     request, workload = session.request, session.scorer.workload
     low, high = best.speedup.interval

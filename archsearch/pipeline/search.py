@@ -52,7 +52,7 @@ from archsearch.pipeline.rounds_explained import (
     served_by,
     warnings_of,
 )
-from archsearch.pipeline.scoring import hopeless, score_spaces, write_pareto
+from archsearch.pipeline.scoring import hopeless, none_within, score_spaces, write_pareto
 from archsearch.pipeline.session import SearchRequest, SearchSession
 from archsearch.pipeline.shared_work import Job, SharedWork
 from archsearch.pipeline.side_by_side import FamilyRequest, confirm_families
@@ -242,6 +242,11 @@ def outcome(
     report = write_report(session.run, session)
     groups = session.groups(ranked)
     lead = [("", session.scorer_of(score), score) for score in ranked[:1]]
+    over = [
+        f"{space.family} is left out: {none_within(session, [counted])}"
+        for space, counted in zip(session.families.spaces, result.spaces, strict=True)
+        if all(score.family != space.family for score in ranked)
+    ]
     return Searched(
         run=session.run.path,
         target=session.target.name,
@@ -258,7 +263,7 @@ def outcome(
         earlier=session.earlier(),
         space=", ".join(space.name for space in session.families.spaces),
         families=tuple(family_rows(ranked)),
-        left_out=tuple(session.families.left_out),
+        left_out=(*session.families.left_out, *over),
         trials=result.finished,
         invalid=result.invalid,
         scored=result.spaces,

@@ -34,7 +34,6 @@ from archsearch.workload import (
     DTYPE_BYTES,
     GGUF_DTYPES,
     MEMORY_FRACTION,
-    OBJECTIVES,
     LoadRequest,
     Mode,
     WorkloadRequest,
@@ -323,18 +322,8 @@ def one_kind(asked: WorkloadRequest) -> Mix:
 
 
 def with_asked(mix: Mix, load: LoadRequest) -> Mix:
-    """The mix with the objective and the limits that were given as options instead of its own.
-
-    Raises ArchsearchError for an unknown objective, and for a limit that is not positive.
-    """
-    objective = load.objective
-    if objective is not None and objective not in OBJECTIVES:
-        raise ArchsearchError(f"--objective {objective}: choose one of {', '.join(OBJECTIVES)}")
-    mix = mix if objective is None else replace(mix, objective=objective)
+    """The mix with the objective and the limits that were given as options instead of its own."""
     found = {name: getattr(load, f"max_{name}") for name in LIMITS}
     given = {name: value for name, value in found.items() if value is not None}
-    if low := [name for name, value in given.items() if not value > 0]:
-        raise ArchsearchError(
-            f"--max-{low[0].partition('_')[0]} must be positive, got {given[low[0]]:g}"
-        )
-    return replace(mix, limits=replace(mix.limits, **given)) if given else mix
+    limits = replace(mix.limits, **given)
+    return replace(mix, objective=load.objective or mix.objective, limits=limits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from archsearch.capacity import memory_bytes, usable_bytes
 from archsearch.drafters.drafter import RoundKind
 from archsearch.drafters.registry import family
 from archsearch.drafts.trainer import DraftTrainer
-from archsearch.engine_facts import EngineFacts, engine_facts, runnable_engine
+from archsearch.engine_facts import engine_facts, runnable_engine
 from archsearch.engines.environments.environment import find_python
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import ensure_writable_dir, read_json
@@ -109,22 +110,29 @@ class SearchRequest:
 
     @property
     def kind(self) -> RoundKind:
-        """The kind of drafter that the engine's version must run."""
+        """The kind of drafter that the engine's version must run: heads' where nobody named a
+        family and it runs no draft model."""
+        for name in () if self.families else ("independent", "eagle3"):
+            with suppress(ArchsearchError):
+                with_engine(self.asked, kind := family(name).rounds)
+                return kind
         return kind_of([family(name).rounds for name in self.families])
 
     def spaces(
-        self, engine: EngineFacts, version: str | None, target: TargetRef, ranks: int, longest: int
+        self, source: LatencySource, target: TargetRef, ranks: int, longest: int
     ) -> FamilySpaces:
         """The families of the search with their spaces, for drafters served on `ranks` devices (see
         `SearchSpace.served`). A space that was named is its family's, which is then the only one
         unless others are named."""
         own = load_space(self.space or default_space(target.architecture))
         named = self.families or ((own.family,) if self.space is not None else ())
-        families = choose_families(named, engine, version, target, trains=self.confirm > 0)
+        facts, trains = engine_facts(source.engine), self.confirm > 0
+        families = choose_families(named, facts, source.version, target, trains=trains)
         known = {own.family: own}
         spaces = (known.get(name) or load_space(name) for name in families)
         served = [space.served(ranks, longest) for space in spaces]
-        return family_spaces(served, engine, target.architecture, optional=not named)
+        rounds, optional = source.rounds, not (named or trains)
+        return family_spaces(served, facts, target.architecture, rounds, optional=optional)
 
     def check(self) -> None:
         """Raise ArchsearchError, before a run folder is made, for prompts or text that cannot be
@@ -275,7 +283,7 @@ class Setting:
             check_batch(engine, device, mix.in_flight)
             held_alone(mix, target.architecture, workload, source.latency, device)
         ranks = engine.ranks_of_draft(workload)
-        families = request.spaces(engine, source.version, target, ranks, longest)
+        families = request.spaces(source, target, ranks, longest)
         limits = memory_limits(families.spaces[0], target.architecture, held, device)
         budget = request.training_budget_s
         if new:
@@ -289,9 +297,9 @@ class Setting:
 
     def scorer(self, request: SearchRequest, acceptance: AcceptanceEstimator) -> Scorer:
         """What scores drafts by what is known of acceptance."""
-        target, device = self.target.architecture, self.source.device
+        device = self.source.device
         scorer = Scorer(
-            target,
+            self.target.architecture,
             self.workload,
             self.source.latency,
             acceptance,
@@ -303,7 +311,7 @@ class Setting:
         context = replace(scorer.context, context_len=self.longest)
         scorer = scorer.with_acceptance(acceptance, context)
         if self.budget_s is not None:
-            scorer = with_budget(scorer, target, device, self.budget_s)
+            scorer = with_budget(scorer, device, self.budget_s)
         return scorer if request.mix is None else MixScorer(scorer, request.mix, device)
 
 
@@ -510,7 +518,8 @@ def memory_limits(
     Raises ArchsearchError where the target alone does not fit.
     """
     limits = space.limits(target)
-    needed, usable = memory_bytes(target, None, workload).total_bytes, usable_bytes(device)
+    needed = memory_bytes(target, None, workload).total_bytes
+    usable = usable_bytes(device, workload)
     free = usable - needed
     if free <= 0:
         raise ArchsearchError(

@@ -8,27 +8,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from archsearch.acceptance.terms import training_tokens
-from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
 from archsearch.pipeline.estimate import EstimateRequest, Priced, price_drafts
 from archsearch.pipeline.rounds_explained import served_by
-from archsearch.pipeline.serving import check_batch, of_mix
+from archsearch.pipeline.serving import of_mix
 from archsearch.report.phrases import AskedPart
 from archsearch.report.terminal.traffic import Part, Simulation, Traffic, UnderLoad
+from archsearch.search.mixed import gain_of
 from archsearch.traffic.mix import LoadPart, Mix, read_mix
-from archsearch.traffic.served import (
-    ServedPart,
-    broken_limits,
-    objective_of,
-    overs,
-    serve_part,
-)
-from archsearch.traffic.simulation import Simulated, poisson, simulate
-from archsearch.traffic.steady import Service
-from archsearch.traffic.times import held_by
+from archsearch.traffic.mix_scorer import MixScorer
+from archsearch.traffic.served import ServedPart, objective_of
+from archsearch.traffic.simulation import poisson, simulate
 from archsearch.traffic.traces import Lengths, Request, Trace, read_trace
-from archsearch.workload import LoadRequest
+from archsearch.workload import LoadRequest, Objective
 
 SIMULATED: Final = 800
 """Requests of a simulation where arrivals are made up, and the most that are taken of a trace."""
@@ -59,16 +51,14 @@ def drafts_under_load(request: TrafficRequest) -> Traffic:
     """
     mix, trace = _mix(request)
     mix, asked = of_mix(mix, request.load, request.estimate.asked)
-    asked = replace(asked, batch_size=1, context_len=mix.longest)
-    priced, answer = price_drafts(replace(request.estimate, asked=asked))
-    for item in priced:
-        check_batch(engine_facts(item.source.engine), item.source.device, mix.in_flight)
-    found = [_served(item, mix, trace, request.simulated) for item in priced]
+    priced, answer = price_drafts(replace(request.estimate, asked=asked, mix=mix))
+    found = [_served(item, trace, request.simulated) for item in priced]
     better = 1.0 if mix.objective == "tpot" else -1.0
     found.sort(key=lambda entry: (bool(entry.broken_limits), better * entry.objective))
     return Traffic(
         **vars(answer),
         objective=mix.objective,
+        alternatives=len(request.rates) > 1 or None,
         load=tuple(AskedPart.of(part) for part in mix.parts),
         trace_note=trace.note if trace is not None else "",
         drafts=tuple(found),
@@ -115,32 +105,26 @@ def _mix(request: TrafficRequest) -> tuple[Mix, Trace | None]:
     return mix, trace
 
 
-def _served(item: Priced, mix: Mix, trace: Trace | None, simulated: int) -> UnderLoad:
-    scorer, drafter, facts = item.scorer, item.score.proposer, engine_facts(item.source.engine)
-    parts, rows = [], []
-    for part in mix.parts:
-        workload = replace(scorer.workload, context_len=part.context)
-        held = [
-            held_by(facts, scorer.target, item.source.device, workload, each)
-            for each in (drafter, None)
-        ]
-        served = serve_part(scorer, drafter, part, held)
-        parts.append(served)
-        comes = part.requests_per_second is not None and simulated
+def _served(item: Priced, trace: Trace | None, simulated: int) -> UnderLoad:
+    scorer, drafter, mix = item.scorer, item.score.proposer, item.score.mix
+    assert isinstance(scorer, MixScorer) and mix is not None
+    parts, rows = scorer.served(drafter), []
+    for served in parts:
+        comes = served.part.requests_per_second is not None and simulated
         seen = _simulated(served, trace, simulated) if comes else None
-        rows.append(Part(served, held[0], held[1], seen))
-    ranks = scorer.workload.tensor_parallel
-    tokens = training_tokens(scorer.context, drafter.parameters())
-    broken = broken_limits(overs(parts, mix, drafter, scorer.workload, tokens))
+        rows.append(Part(served, *scorer.held(drafter, served.part), seen))
+    # a full server is judged by the tokens that it gives: a token's time is of as many as run
+    judged: Objective = "throughput" if any(row.full for row in rows) else "tpot"
+    worth = (objective_of(parts, judged, 1, plain=alone) for alone in (False, True))
     return UnderLoad(
         draft=item.entry.draft,
         by=served_by(item.source),
         notes=item.entry.notes,
-        objective=objective_of(parts, mix.objective, ranks),
-        plain_objective=objective_of(parts, mix.objective, ranks, plain=True),
-        speedup=objective_of(parts, "speedup", ranks),
-        pays=objective_of(parts, "tpot", ranks) < objective_of(parts, "tpot", ranks, plain=True),
-        broken_limits=tuple(broken),
+        objective=mix.value,
+        plain_objective=mix.plain,
+        speedup=item.score.speedup.value,
+        pays=gain_of(judged, *worth) > 1.0 and not mix.broken_limits,
+        broken_limits=mix.broken_limits,
         parts=tuple(rows),
     )
 
@@ -153,12 +137,9 @@ def _simulated(served: ServedPart, trace: Trace | None, count: int) -> Simulatio
     else:
         assert part.requests_per_second is not None
         requests = poisson(part.requests_per_second, count, part.prompt, part.output)
-    drafting, plain = served.services
-    return Simulation(_run(drafting, requests, part), _run(plain, requests, part), len(requests))
-
-
-def _run(server: Service, requests: list[Request], part: LoadPart) -> Simulated:
-    """Prompts add seconds in proportion to their tokens: what they cost beyond that (attention over
-    themselves) is small beside the products with the weights."""
-    mean = max(part.prompt.mean, 1.0)
-    return simulate(server, requests, read_s=lambda tokens: float(server.prefill_s) * tokens / mean)
+    runs = []
+    for server, point in zip(served.services, (served.drafting, served.plain), strict=True):
+        run = simulate(server, requests, max(part.prompt.mean, 1.0))
+        # which may seem to keep up where so few requests come
+        runs.append(replace(run, full=run.full or point.full))
+    return Simulation(runs[0], runs[1], len(requests))

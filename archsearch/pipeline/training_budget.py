@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Final
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.capacity import memory_bytes, usable_bytes
+from archsearch.capacity import fits
 from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.hardware.device import Device
 from archsearch.latency.draft_passes import LatencyOfRounds
@@ -90,10 +90,9 @@ def _holds(
     target: Architecture, device: Device, workload: Workload, ranks: int, batch: int
 ) -> bool:
     try:
-        need = memory_bytes(target, None, _at(workload, ranks, batch)).total_bytes
+        return fits(target, None, _at(workload, ranks, batch), device)
     except InvalidShapeError:  # heads do not divide
         return False
-    return need <= usable_bytes(device)
 
 
 def _per_token(
@@ -127,9 +126,10 @@ def budget_s(asked: float | None, device: Device) -> float:
     return asked or (CPU_BUDGET_S if device.kind == "cpu" else GPU_BUDGET_S)
 
 
-def with_budget(scorer: Scorer, target: Architecture, device: Device, seconds: float) -> Scorer:
+def with_budget(scorer: Scorer, device: Device, seconds: float) -> Scorer:
     """The scorer whose alphas assume a training of so many device-seconds."""
-    budget = training_budget(scorer.latency, target, device, scorer.workload, seconds / 3600.0)
+    priced = scorer.latency, scorer.target, device, scorer.workload
+    budget = training_budget(*priced, seconds / 3600.0)
     return scorer.with_acceptance(scorer.acceptance, replace(scorer.context, budget=budget))
 
 

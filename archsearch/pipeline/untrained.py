@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -21,7 +21,6 @@ from archsearch.acceptance.lookup import (
     replay,
     texts_of,
 )
-from archsearch.acceptance.measured import Resampled
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.lookup import NGram
@@ -31,6 +30,7 @@ from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.pipeline.session import SearchSession
+from archsearch.report.terminal.acceptance import Gains, Intervals, Lookup, Replayed, Texts
 from archsearch.search.objective import Scorer
 from archsearch.text.prompt_files import read_texts
 
@@ -111,7 +111,7 @@ def with_replays(session: SearchSession) -> tuple[SearchSession, str]:
                 known[space.family] = replayed(texts, own, session.scorer.gammas)
     if not known:
         return session, ""
-    tokens = sum(len(text.answer) for text in texts)
+    tokens = _tokens(texts)
     amount = f"{tokens / 1000:.0f}k tokens" if tokens >= 2000 else f"{tokens} tokens"
     words = f"{' and '.join(known)} replayed on {amount} of your text"
     return replace(session, scorer=session.scorer.with_families(known)), words
@@ -163,74 +163,53 @@ def untrained(name: str) -> Untrained | None:
     return found
 
 
-Gain = Callable[[int, LookupReplay], Estimate]
-"""The modelled speed-up of a lookup by gamma and what its rounds did."""
-
-
 def lookup_figures(
-    drafter: Ngram | Suffix, texts: Sequence[LookupText], gain: Gain | None
-) -> dict[str, object]:
-    """The figures of a looked-up drafter on a target's texts, as `acceptance` answers them."""
-    whole = _figures(texts, replay(drafter, texts, GAMMAS), gain)
-    parts: dict[str, object] = {}
+    lookup: Ngram | Suffix, texts: Sequence[LookupText], scorer: Scorer | None
+) -> Replayed:
+    """The figures of a lookup on a target's texts; `scorer`: of its modelled speed-ups."""
+    whole = _figures(texts, replay(lookup, texts, GAMMAS), lookup, scorer)
+    parts: dict[str, Texts] = {}
     for name in dict.fromkeys(text.category for text in texts if text.category):
         own = [text for text in texts if text.category == name]
-        found: dict[int, LookupReplay] = {}
-        with suppress(ArchsearchError):  # no text of the category is long enough
-            found = replay(drafter, own, GAMMAS)
-        parts[name] = _figures(own, found, gain)
-    return whole | {"by_category": parts}
+        try:
+            found = replay(lookup, own, GAMMAS)
+        except ArchsearchError:  # no text of the category is long enough
+            parts[name] = Texts(len(own), _tokens(own), {})
+        else:
+            parts[name] = _figures(own, found, lookup, scorer)
+    return Replayed(whole, parts)
+
+
+def _tokens(texts: Sequence[LookupText]) -> int:
+    return sum(len(text.answer) for text in texts)
 
 
 def _figures(
-    texts: Sequence[LookupText], found: Mapping[int, LookupReplay], gain: Gain | None
-) -> dict[str, object]:
-    size = {"prompts": len(texts), "tokens": sum(len(text.answer) for text in texts)}
-    if not found:
-        return size | {"tau": {}}
-
-    def of(name: str) -> dict[int, object]:
-        return {gamma: getattr(each, name) for gamma, each in found.items()}
-
+    texts: Sequence[LookupText],
+    found: Mapping[int, LookupReplay],
+    lookup: Ngram | Suffix,
+    scorer: Scorer | None,
+) -> Lookup:
     longest = found[max(found)]
-    gains = {} if gain is None else {gamma: gain(gamma, each) for gamma, each in found.items()}
-    return {
-        **size,
-        "tau": of("tau"),
-        "drafts_share": of("drafts_share"),
-        "drafted": of("drafted"),
-        "alpha_drafted": of("alpha"),
-        "accepted_by_position": list(longest.accepted_by_position),
-        "drafted_by_position": list(longest.drafted_by_position),
-        "intervals": {"tau": {gamma: intervals(each.resampled) for gamma, each in found.items()}},
-        **gains_data(gains),
-    }
+    return Lookup(
+        len(texts),
+        _tokens(texts),
+        {gamma: each.tau for gamma, each in found.items()},
+        {gamma: each.drafts_share for gamma, each in found.items()},
+        {gamma: each.drafted for gamma, each in found.items()},
+        {gamma: each.alpha for gamma, each in found.items()},
+        longest.accepted_by_position,
+        longest.drafted_by_position,
+        Intervals(tau={gamma: each.resampled.intervals() for gamma, each in found.items()}),
+        Gains({g: _speedup(lookup, each, scorer) for g, each in found.items()}) if scorer else None,
+    )
 
 
-def intervals(found: Resampled) -> dict[int, tuple[float, float] | None]:
-    """Of what was resampled, at 90 and 95 %."""
-    return {level: found.interval(level / 100) for level in (90, 95)}
-
-
-def gains_data(gains: Mapping[int, Estimate]) -> dict[str, object]:
-    """Modelled speed-ups by gamma, and the best gamma (0: none pays); {} for none."""
-    if not gains:
-        return {}
-    best = max(gains, key=lambda gamma: gains[gamma].value)
-    return {"speedup": gains, "best_gamma": best if gains[best].value > 1.0 else 0}
-
-
-def lookup_gain(drafter: Untrained, scorer: Scorer) -> Gain:
-    """What prices the rounds of a lookup."""
-    assert drafter.lookup is not None
-    shape = drafter_of(drafter.lookup, scorer.target)
-
-    def gain(gamma: int, found: LookupReplay) -> Estimate:
-        alpha = Estimate(found.alpha, 0.0, "measured")
-        known = shape.with_share(found.drafts_share.value)
-        return scorer.measured(known, alpha, {gamma: found.tau}).speedup
-
-    return gain
+def _speedup(lookup: Ngram | Suffix, found: LookupReplay, scorer: Scorer) -> Estimate:
+    """Modelled, of what the rounds of a lookup did."""
+    alpha = Estimate(found.alpha, 0.0, "measured")
+    known = drafter_of(lookup, scorer.target).with_share(found.drafts_share.value)
+    return scorer.measured(known, alpha, {found.gamma: found.tau}).speedup
 
 
 def exit_shape(target: Architecture, layer: int) -> EarlyExit:

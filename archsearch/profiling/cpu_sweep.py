@@ -39,7 +39,7 @@ from archsearch.profiling.points import (
     unmeasured,
 )
 from archsearch.profiling.timer import Probe, Timer
-from archsearch.progress import Progress
+from archsearch.progress import Progress, silent
 from archsearch.workload import DTYPE_BYTES
 
 CONTEXTS = (64, 256, 512, 1024)
@@ -175,7 +175,7 @@ def sweep(
     points: dict[str, list[Point]],
     *,
     budget_s: float,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> int:
     """Measure the points of each dtype in turn until done or the budget is spent; returns how many
     rows are new.
@@ -197,8 +197,7 @@ def sweep(
                 elapsed = time.perf_counter() - start
                 if elapsed > spent:
                     break
-                if progress is not None:
-                    progress(f"{dtype} {point.kind} {number + 1}/{len(pending)}", elapsed, budget_s)
+                progress(f"{dtype} {point.kind} {number + 1}/{len(pending)}", elapsed, budget_s)
                 new += measure_or_skip(bench, point, dtype, model_cache) is not None
     return new
 
@@ -243,7 +242,7 @@ def measure_points(
     points: Sequence[Point],
     dtype: str,
     rounds: int = 2,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Iterator[tuple[Point, Measurement]]:
     """Measure points without recording them; `rounds` passes over all, minutes apart, so that one
     bad moment does not decide.
@@ -260,14 +259,10 @@ def measure_points(
             for index, point in enumerate(points):
                 if point in skip:
                     continue
-                if progress is not None:
-                    done = (number * len(points) + index) / (rounds * len(points))
-                    elapsed = time.perf_counter() - start
-                    progress(
-                        f"check round {number + 1}/{rounds}",
-                        elapsed,
-                        elapsed / done if done else elapsed,
-                    )
+                done = (number * len(points) + index) / (rounds * len(points))
+                elapsed = time.perf_counter() - start
+                whole = elapsed / done if done else elapsed
+                progress(f"check round {number + 1}/{rounds}", elapsed, whole)
                 row = attempt(bench, point, dtype, cache)
                 if row is not None:
                     times.setdefault(point, []).append(row)

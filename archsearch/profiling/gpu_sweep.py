@@ -51,7 +51,7 @@ from archsearch.profiling.points import (
     together,
     unmeasured,
 )
-from archsearch.progress import Progress
+from archsearch.progress import Progress, silent
 from archsearch.workload import DTYPE_BYTES
 
 Need = tuple[Op, bool]
@@ -112,7 +112,6 @@ class SweepResult:
     new_rows: int
     relative_std: float | None
     stopped: str
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -382,7 +381,7 @@ def adaptive_sweep(
     dtype: str,
     stop: Stop = Stop(),
     *,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     fit: Callable[[Profile, str, str], OpModel] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> SweepResult:
@@ -411,12 +410,8 @@ def adaptive_sweep(
             if spent():
                 return
             attempted.add(point)
-            if progress is not None:
-                progress(
-                    f"{dtype} {bench.mode} {what} {number + 1}/{len(points)}",
-                    clock() - start,
-                    stop.budget_s,
-                )
+            words = f"{dtype} {bench.mode} {what} {number + 1}/{len(points)}"
+            progress(words, clock() - start, stop.budget_s)
             new += measure_or_skip(bench, point, dtype, model_cache) is not None
 
     def open_points(points: Iterable[Point]) -> list[Point]:
@@ -447,7 +442,7 @@ def adaptive_sweep(
                 std = float(np.median(pass_stds(wanted.passes, model)))
                 reached = std < stop.error_target
                 if reached and not wholes:
-                    return SweepResult(new, std, "target", clock() - start)
+                    return SweepResult(new, std, "target")
                 picked = []
                 if not reached:
                     picked = choose(open_ops, shares(wanted.passes, model), size)
@@ -455,13 +450,13 @@ def adaptive_sweep(
             some = wholes[: max(4, size // 4)] if chosen else wholes
             wholes = wholes[len(some) :]
             if not chosen and not some:
-                return SweepResult(new, std, "exhausted", clock() - start)
+                return SweepResult(new, std, "exhausted")
             measure(_mixed(chosen, some), "chosen points" if chosen else "whole models")
         try:
             std = float(np.median(pass_stds(wanted.passes, fit(bench.profile, dtype, bench.mode))))
         except MissingDataError:
             pass
-    return SweepResult(new, std, "budget", clock() - start)
+    return SweepResult(new, std, "budget")
 
 
 def _mixed(points: Sequence[Point], wholes: Sequence[Point]) -> list[Point]:

@@ -8,13 +8,16 @@ to 6 %. Times are as they would have been at the probe's reference speed, which 
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import torch
+
+from archsearch.engine_rounds import HOSTS
 
 MIN_REPEATS = 5
 MAX_REPEATS = 25
@@ -196,6 +199,8 @@ class HostSpeed:
     """Seconds in which the host launches a decoder layer: median and quartiles over `repeats`
     passes of LAYERS layers. `device`: where the kernels ran."""
 
+    ALSO: ClassVar = ("factor", "host", "source", "words")
+    source: ClassVar = "measured"
     layer_s: float
     low_s: float
     high_s: float
@@ -206,6 +211,21 @@ class HostSpeed:
     def factor(self) -> float:
         """On the host times of engine_rounds.yaml, as `--host` takes it."""
         return self.layer_s / REFERENCE_S
+
+    @property
+    def host(self) -> str:
+        """The name of HOSTS that is nearest."""
+        return min(HOSTS, key=lambda each: abs(math.log(HOSTS[each][0] / self.factor)))
+
+    @property
+    def words(self) -> str:
+        where = "on the GPU" if self.device == "cuda" else "no GPU here: kernels run on the thread"
+        return (
+            f"This host launches a decoder layer in {1e3 * self.layer_s:.2f} ms (quartiles "
+            f"{1e3 * self.low_s:.2f} to {1e3 * self.high_s:.2f}, {self.repeats} passes, {where}); "
+            f"published: {1e3 * REFERENCE_S:.2f}.\n"
+            f"Nearest: --host {self.host}; as measured: --host {self.factor:.2f}"
+        )
 
 
 def measure_host(budget_s: float = 60.0) -> HostSpeed:

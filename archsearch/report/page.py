@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from archsearch import files
 from archsearch.errors import ArchsearchError
+from archsearch.profiles import draft_step_errors, header_of
 from archsearch.report.answer import best_at_hand, sentences, serve_command, unit_of
 from archsearch.report.best import section_best, section_mix
 from archsearch.report.chart_page import scripts, web_file
@@ -261,19 +262,14 @@ def _section_provenance(run: Run, scored: int) -> Section:
 
 def _known_error(profile: Mapping[str, Any]) -> str:
     """The profile's checked error, where its folder is at hand."""
-    path = Path(str(profile.get("folder"))) / "profile.json"
-    if not path.is_file() or "tables" in profile:  # which were not checked
+    folder = Path(str(profile.get("folder")))
+    if not (folder / "profile.json").is_file() or "tables" in profile:  # which were not checked
         return ""
     try:
-        known = files.read_json(path, "profile").get("known_error") or {}
+        known = header_of(folder).get("known_error") or {}
     except ArchsearchError:  # the profile is not part of the run
         return "; profile.json cannot be read"
-    parts = [
-        f"{dtype} {part['draft step']['median_absolute_error']:.1%}"
-        for dtype, part in known.items()
-        if "draft step" in part
-    ]
-    if parts:
+    if parts := [f"{name} {error:.1%}" for name, error in draft_step_errors(known).items()]:
         return f"; known error of a draft step as checked: {', '.join(parts)}"
     return "; never checked"
 

@@ -212,16 +212,18 @@ class AskedPart:
         load = (part.concurrency, part.context, part.requests_per_second, part.prefix_cache_hit)
         return cls(part.name, part.weight, *load, part.prompt.mean, part.output.mean)
 
-    def words(self) -> str:
-        """`chat (70% of tokens): 4 in flight, prompts of 600 tokens, answers of 250`."""
+    def words(self, *, shared: bool = True) -> str:
+        """`chat (70% of tokens): 4 in flight, prompts of 600 tokens, answers of 250`; `shared`:
+        with others."""
         rate = self.requests_per_second or 0.0
         how = (
             f"{self.concurrency} in flight" if self.concurrency else f"{rate:.3g} requests a second"
         )
         cached = self.prefix_cache_hit
         hit = f", {cached:.0%} of prompts cached" if cached else ""
+        share = f" ({self.weight:.0%} of tokens)" if shared else ""
         return (
-            f"{self.name} ({self.weight:.0%} of tokens): {how}, prompts of"
+            f"{self.name}{share}: {how}, prompts of"
             f" {self.prompt_tokens:,.0f} tokens, answers of {self.output_tokens:,.0f}{hit}"
         )
 
@@ -310,7 +312,7 @@ def part_rows(mix: MixScore) -> list[tuple[str, ...]]:
             f"{part.alpha:.2f}",
             f"{1e3 * part.tpot_s:.2f}",
             f"{1e3 * part.plain_tpot_s:.2f}",
-            "no end" if part.ttft_s == float("inf") else f"{1e3 * part.ttft_s:.0f}",
+            "no end" if part.ttft_s is None else f"{1e3 * part.ttft_s:.0f}",
             f"{part.tokens_per_s:,.0f}",
             f"{part.plain_tokens_per_s:,.0f}",
             f"{part.speedup:.2f}x",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated
 
 from archsearch.estimate import N
 from archsearch.records import Stored
@@ -17,7 +15,7 @@ Positive = Annotated[float, Stored(above=0.0)]
 class PartScore:
     """One kind of request. `gamma` 0: none is faster than drafting nothing there. `running`:
     requests that decode at once; seconds, with the prompts that are read in between. `ttft_s`
-    infinite: more arrive than are served."""
+    None: more arrive than are served."""
 
     name: str
     weight: float
@@ -29,16 +27,9 @@ class PartScore:
     speedup: float
     tpot_s: float
     plain_tpot_s: float
-    ttft_s: float
+    ttft_s: float | None
     tokens_per_s: float
     plain_tokens_per_s: float
-
-    def to_dict(self) -> dict[str, object]:
-        return asdict(self) | {"ttft_s": None if math.isinf(self.ttft_s) else self.ttft_s}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> PartScore:
-        return cls(**{**data, "ttft_s": math.inf if data["ttft_s"] is None else data["ttft_s"]})
 
 
 def gain_of(objective: str, value: N, plain: N) -> N:

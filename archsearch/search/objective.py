@@ -103,6 +103,11 @@ class Score:
         return self.worth if low is None else self.worth * low / self.speedup.value
 
     @property
+    def broken_limits(self) -> tuple[str, ...]:
+        """The limits of its mix that it breaks, in words."""
+        return self.mix.broken_limits if self.mix else ()
+
+    @property
     def proposer(self) -> Drafter:
         """What drafts."""
         return self.drafter or Independent(self.architecture)

@@ -126,7 +126,10 @@ def _terms(scorer: Scorer, lead: Score, other: Score) -> tuple[DecidingTerm, ...
     prior = scorer.acceptance
     if not isinstance(prior, PriorAcceptance):
         return ()
-    first, second = (prior.explain(item.architecture, scorer.context) for item in (lead, other))
+    first, second = (
+        {part.term: part.contribution for part in prior.parts(item.architecture, scorer.context)}
+        for item in (lead, other)
+    )
     gaps = [
         DecidingTerm(name, first.get(name, 0.0) - second.get(name, 0.0), prior.rows_of(name))
         for name in {**first, **second}

@@ -74,10 +74,11 @@ class Scored:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found. `best`: distinct feasible scores, best first, ranked; `trials`: one row
-    per trial, as in trials.csv; `spaces`: how much of each space was scored; `scored_here`: trials
-    that this process scored, where several do; `regrets`: of each space that was not scored in
-    full, what its search missed of the exact best."""
+    """What a search found. `best`: distinct feasible scores, best first, ranked, none where no
+    shape keeps within the limits; `trials`: one row per trial, as in trials.csv; `spaces`: how much
+    of each space was scored; `scored_here`: trials that this process scored, where several do;
+    `regrets`: of each space that was not scored in full, what its search missed of the exact
+    best."""
 
     best: list[Score]
     trials: list[dict[str, object]]
@@ -111,7 +112,7 @@ def search(
     seed: int = 0,
     storage: str | Path | BaseStorage | None = None,
     progress: Report | None = None,
-    how: How | None = None,
+    how: How = How(),
 ) -> SearchResult:
     """Search `space` for the fastest draft of the scorer's target; `trials` distinct shapes are
     scored and recorded.
@@ -123,12 +124,11 @@ def search(
     `storage`: a journal file, an Optuna URL or what is open. It may hold any number of searches:
     each has a study of its own, named by everything its scores depend on (`search.storage`). Scores
     found there are not computed again. Ends early when every valid shape has been scored. Raises
-    ArchsearchError where no shape is valid or none is feasible.
+    ArchsearchError where no shape is valid.
     """
     if trials < 1:
         raise ArchsearchError(f"trials must be at least 1, got {trials}")
     space.check(scorer.target)
-    how = how or How()
     whole = how.sampler == AUTO
     grid = exact_grid(space, scorer) if whole else None
     whole = grid is not None or (whole and space.size(scorer.target) <= ALONE_POINTS)
@@ -173,14 +173,9 @@ def search(
             break
     exhausted = whole or done < trials
     scored = scored or done
-    if best is None:
-        raise ArchsearchError(
-            f"none of {scored} shapes of space {space.name} keeps within {scorer.limit_words()};"
-            " raise the limit or add smaller shapes"
-        )
     ranked = best_of_each(sorted(feasible, key=order), _but_windows)
     regret = None
-    if how.regret and not exhausted:
+    if how.regret and not exhausted and best is not None:
         regret = regret_of(space, scorer, best, best_at, how.proposes)
     if regret is not None:
         ranked = [

@@ -53,7 +53,6 @@ def generate_text(
     *,
     cache_dir: Path | str,
     writing: Writing = DEFAULTS,
-    budget_s: float | None = None,
     progress: Progress = silent,
 ) -> TextCache:
     """`write_answers` to `prompts`; those that leave no room for an answer in the target's context
@@ -65,7 +64,6 @@ def generate_text(
         encode_prompts(prompts, tokenizer, max_tokens=limit),
         cache_dir=cache_dir,
         writing=writing,
-        budget_s=budget_s,
         progress=progress,
     )
 

@@ -23,7 +23,6 @@ from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import as_drafter
 from archsearch.engine_facts import engine_facts
-from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
 from archsearch.latency.draft_passes import LatencyOfRounds
@@ -36,7 +35,6 @@ from archsearch.traffic.served import (
     Over,
     ServedPart,
     TokensOf,
-    broken_limits,
     context_of,
     objective_of,
     overs,
@@ -114,27 +112,16 @@ class MixScorer(Scorer):
         return self._served[1]
 
     def _serve(self, drafter: Drafter, tokens_of: TokensOf | None) -> list[ServedPart]:
-        found = []
-        for part in self.mix.parts:
-            try:
-                held = self._held(drafter, part), self._held_alone[part]
-                found.append(
-                    serve_part(self, drafter, part, held, tokens_of=tokens_of, with_rates=False)
-                )
-            except InvalidShapeError:
-                raise
-            except ArchsearchError as error:
-                raise InvalidShapeError(str(error)) from None
-        return found
+        return [
+            serve_part(self, drafter, part, self.held(drafter, part), tokens_of=tokens_of)
+            for part in self.mix.parts
+        ]
 
-    def _held(self, drafter: Drafter, part: LoadPart) -> int | None:
-        return held_by(
-            engine_facts(self.latency.engine),
-            self.target,
-            self.device,
-            _at(self.workload, part),
-            drafter,
-        )
+    def held(self, drafter: Drafter, part: LoadPart) -> tuple[Any, int | None]:
+        """Requests of a part that memory holds with the draft (each of a grid), and without."""
+        facts, work = engine_facts(self.latency.engine), _at(self.workload, part)
+        most = held_by(facts, self.target, self.device, work, drafter)
+        return most, self._held_alone[part]
 
     def _single(self, served: Sequence[ServedPart]) -> Scorer:
         """The heaviest part alone, at the gamma that is best there."""
@@ -162,7 +149,7 @@ class MixScorer(Scorer):
             objective_of(served, objective, ranks),
             objective_of(served, objective, ranks, plain=True),
             tuple(_part_score(each) for each in served),
-            tuple(broken_limits(self._overs(score.proposer, served))),
+            tuple(each.words for each in self._overs(score.proposer, served) if each.over > 0),
         )
         return replace(
             score, speedup=speedup, tpot_s=Estimate(tpot, tpot * std, score.tpot_s.source), mix=mix
@@ -213,20 +200,14 @@ class MixScorer(Scorer):
 
     def grid_scores(self, grid: ShapeGrid, start: int) -> GridScores:
         drafter, ranks = Independent(grid), self.workload.tensor_parallel
-        held = [self._held(drafter, part) for part in self.mix.parts]
+        held = [self.held(drafter, part) for part in self.mix.parts]
         served = [
-            serve_part(
-                self,
-                drafter,
-                part,
-                (None if mine is None else np.maximum(mine, 1), self._held_alone[part]),
-                with_rates=False,
-            )
-            for part, mine in zip(self.mix.parts, held, strict=True)
+            serve_part(self, drafter, part, (None if mine is None else np.maximum(mine, 1), alone))
+            for part, (mine, alone) in zip(self.mix.parts, held, strict=True)
         ]
         limits = {each.name: each.over for each in self._overs(drafter, served)}
         fits = self._within(super().constraints(grid) | limits, grid)
-        for mine in held:
+        for mine, _ in held:
             fits &= True if mine is None else mine >= 1
         main = served[self.mix.parts.index(self.main)]
         row = int(np.abs(main.times.at - self.workload.batch_size).argmin())
@@ -260,9 +241,10 @@ class MixScorer(Scorer):
         )
 
     def limit_words(self) -> str:
-        own, asked = self.limits, as_data(self.mix.limits)
-        known = {"max_parameters": own.max_parameters, "max_memory": own.max_memory_bytes} | asked
-        return ", ".join(f"{name}={value:g}" for name, value in known.items() if value is not None)
+        asked = as_data(self.mix.limits)
+        return ", ".join(f"{name}={value:g}" for name, value in asked.items()) or (
+            super().limit_words()
+        )
 
     # --- the same, changed
 
@@ -321,7 +303,7 @@ def _part_score(each: ServedPart) -> PartScore:
         speedup=each.speedup,
         tpot_s=best.tpot_s,
         plain_tpot_s=plain.tpot_s,
-        ttft_s=best.ttft_s,
+        ttft_s=best.ttft_s if math.isfinite(best.ttft_s) else None,
         tokens_per_s=best.tokens_per_s,
         plain_tokens_per_s=plain.tokens_per_s,
     )

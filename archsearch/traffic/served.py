@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -13,9 +14,8 @@ from numpy.typing import NDArray
 from archsearch.acceptance.estimator import AcceptanceContext
 from archsearch.architecture.grid import ShapeGrid
 from archsearch.drafters.drafter import Drafter
-from archsearch.errors import ArchsearchError
+from archsearch.errors import InvalidShapeError
 from archsearch.estimate import Numbers
-from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.records import encoded
 from archsearch.search.objective import Scorer
 from archsearch.traffic.mix import LoadPart, Mix
@@ -44,10 +44,9 @@ MOST_PRICED: Final = 512
 @dataclass(frozen=True)
 class ServedPart:
     """One part of a load, of one drafter or (arrays) of each of a grid. `gamma` 0: without a draft
-    it is faster. `off`: with the draft loaded and idle. `off_rate`: requests a second above which a
-    token takes no longer without drafting (only where a rate was asked; 0: never pays, None:
-    always). `times`: its rounds by batch size; `gamma_drafting`: the best gamma that drafts;
-    `servers`: by gamma, 0: without a draft."""
+    it is faster. `off`: with the draft loaded and idle. `times`: its rounds by
+    batch size; `gamma_drafting`: the best gamma that drafts; `servers`: by gamma, 0: without a
+    draft."""
 
     part: LoadPart
     gamma: int
@@ -58,7 +57,6 @@ class ServedPart:
     alpha: float
     context: int
     servers: Mapping[int, Service]
-    off_rate: float | None
     times: RoundTimes
     gamma_drafting: int
 
@@ -76,6 +74,15 @@ class ServedPart:
     def speedup(self) -> float:
         """Seconds per output token without the draft over those with it."""
         return self.plain.tpot_s / self.best.tpot_s
+
+    @cached_property
+    def off_rate(self) -> float | None:
+        """Requests a second above which a token takes no longer without drafting (only where a rate
+        was asked; 0: never pays, None: always)."""
+        if self.part.requests_per_second is None:
+            return None
+        drafting = [server for gamma, server in self.servers.items() if gamma]
+        return crossing_rate(self.servers[0], drafting)
 
     def to_dict(self) -> dict[str, object]:
         load = "name weight concurrency requests_per_second".split()
@@ -127,15 +134,15 @@ class Load:
         return tuple(rung for rung in rungs if rung >= min(below, rungs[max(len(rungs) - 2, 0)]))
 
     def check(self, part: LoadPart) -> None:
-        """Raise ArchsearchError where memory holds not one request, or answers leave nothing to
+        """Raise InvalidShapeError where memory holds not one request, or answers leave nothing to
         draft."""
         if max(part.output.values) < 2:
-            raise ArchsearchError(
+            raise InvalidShapeError(
                 f"the load {part.name} writes 1 token to each prompt, which the prompt's own pass"
                 " does: there is nothing to draft; give longer output tokens"
             )
         if min(self.held) < 1:
-            raise ArchsearchError(
+            raise InvalidShapeError(
                 f"the load {part.name} fits no batch: memory holds not one request of"
                 f" {part.context:,} tokens; raise --tensor-parallel or --memory-fraction"
             )
@@ -148,12 +155,11 @@ def serve_part(
     held: Sequence[Numbers | None] = (None, None),
     *,
     tokens_of: TokensOf | None = None,
-    with_rates: bool = True,
 ) -> ServedPart:
     """The drafter under `part`; `held`: as of `Load`. `tokens_of`: what was measured, instead of
-    what the scorer predicts; `with_rates`: look for the rate above which speculation should be off.
+    what the scorer predicts.
 
-    Raises ArchsearchError where not one request fits.
+    Raises InvalidShapeError where not one request fits.
     """
     load = Load.of(part, held, scorer.latency.largest_batch)
     load.check(part)
@@ -168,7 +174,8 @@ def serve_part(
     both_s, alone_s = (
         prefill_s(latency, scorer.target, each, busy, new) for each in (drafter, None)
     )
-    shares = shares_steps(scorer.latency)
+    rounds = scorer.latency.rounds  # of an engine that expands batches: prompts alone in a step
+    shares = rounds is None or not rounds.costs.expands
 
     def server(gamma: int | None, tokens: RoundTokens) -> Service:
         prompt_s, most = (alone_s, held[1]) if gamma is None else (both_s, held[0])
@@ -191,9 +198,6 @@ def serve_part(
         best = point if best is None else point.where(better, best)
         gamma, tau = chosen(better, each, gamma), chosen(better, tokens.tau, tau)
     assert best is not None
-    rate = None
-    if with_rates and part.requests_per_second is not None:
-        rate = crossing_rate(plain, list(servers.values()))
     drafts = _better(best, off) | (len(scorer.gammas) == 1)  # one that was asked for is priced
     return ServedPart(
         part=part,
@@ -205,7 +209,6 @@ def serve_part(
         alpha=alpha,
         context=part.context,
         servers={**servers, 0: plain},
-        off_rate=rate,
         times=times,
         gamma_drafting=gamma,
     )
@@ -221,11 +224,6 @@ def _accepted(scorer: Scorer, drafter: Drafter, part: LoadPart) -> tuple[Any, fl
     known = scorer.predicted_acceptance(drafter, context_of(scorer, part))
     share = known.share.value if known.share is not None else 1.0
     return known.acceptance.alpha.value, known.acceptance.drift.value, share
-
-
-def shares_steps(latency: LatencyOfRounds) -> bool:
-    """Whether prompts are read in the steps of those that decode."""
-    return not (latency.rounds is not None and latency.rounds.costs.expands)
 
 
 def _better(first: Steady, second: Steady) -> NDArray[np.bool_]:
@@ -304,7 +302,7 @@ def overs(
     rows: list[tuple[str, str, float, float | None, str, str]] = []
     for each in parts:
         point, part = each.best, each.part.name
-        mean = "{:.0f} ms to the first token in the mean"
+        mean = "{:.0f} ms to the first token"
         late = "99 % within {:.0f} ms to the first token"
         rows += [
             (part, "tpot", 1e3 * point.tpot_s, limits.tpot_ms, "{:.1f} ms a token", most),
@@ -329,8 +327,3 @@ def overs(
         for part, name, value, limit, said, words in rows
         if limit is not None
     ]
-
-
-def broken_limits(found: Sequence[Over]) -> list[str]:
-    """In words, each limit of `overs` that is broken."""
-    return [each.words for each in found if each.over > 0]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -121,18 +121,17 @@ class _Server:
 def simulate(
     service: Service,
     requests: Sequence[Request],
+    mean_prompt: float = 0.0,
     *,
-    read_s: Callable[[int], float] | None = None,
     seed: int = 0,
 ) -> Simulated:
-    """Serve `requests`; `read_s`: seconds that a prompt of so many tokens adds (default: the
-    service's mean for every prompt)."""
-    read = read_s or (lambda tokens: float(service.prefill_s))
-    tokens = [each.prompt_tokens for each in requests]
-    arrivals = [
-        _Served(each, max(count, 1), read(count))
-        for each, count in zip(requests, tokens, strict=True)
-    ]
+    """Serve `requests`. Prompts, `mean_prompt` tokens in the mean, add seconds in proportion to
+    their tokens: what they cost beyond that (attention over themselves) is small beside the
+    products with the weights; 0: all add the same."""
+    seconds, arrivals = float(service.prefill_s), []
+    for each in requests:
+        read_s = seconds * each.prompt_tokens / mean_prompt if mean_prompt else seconds
+        arrivals.append(_Served(each, max(each.prompt_tokens, 1), read_s))
     server = _Server(service, arrivals, seed)
     while len(server.done) < len(requests):
         server.step()

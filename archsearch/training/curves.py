@@ -117,7 +117,7 @@ MEASURED: Final = CurvePrior(
 def extrapolate(
     points: Sequence[AlphaPoint],
     tokens: int,
-    prior: CurvePrior | None = None,
+    prior: CurvePrior = MEASURED,
     *,
     annealed: bool = True,
     epoch_tokens: int = 0,
@@ -134,7 +134,6 @@ def extrapolate(
         )
     if tokens < 1:
         raise ArchsearchError(f"a budget must be positive, got {tokens} tokens")
-    prior = prior or MEASURED
     mean, covariance, _, errors = _posterior(points, prior)
     row = _row(AlphaPoint(tokens, 0.5, annealed, epoch_tokens), prior)
     # text of mixed kinds scatters more; the prior's own noise counts as three points
@@ -146,9 +145,8 @@ def extrapolate(
     )
 
 
-def curve_slope(tokens: int, prior: CurvePrior | None = None) -> float:
+def curve_slope(tokens: int, prior: CurvePrior = CurvePrior()) -> float:
     """logit(alpha) per e-fold of new training tokens, there; not below LEAST_SLOPE."""
-    prior = prior or CurvePrior()
     _, slope_there, bend, _ = prior.mean
     return max(LEAST_SLOPE, slope_there + bend * math.log(max(tokens, 1) / prior.reference_tokens))
 
@@ -170,17 +168,14 @@ def growth(prior: CurvePrior, start: float, end: float) -> Estimate:
     return Estimate(risen + gain, math.hypot(0.5 * risen, gain_std, beyond), "modelled")
 
 
-def fit_prior(
-    curves: Sequence[Sequence[AlphaPoint]], start: CurvePrior | None = None
-) -> CurvePrior:
+def fit_prior(curves: Sequence[Sequence[AlphaPoint]], start: CurvePrior = MEASURED) -> CurvePrior:
     """The prior that the given curves (of other shapes than the one to be predicted) speak for,
-    beginning at `start` (MEASURED).
+    beginning at `start`.
 
     `start`'s means and widths count as much as two curves, so few curves do not make the widths
     collapse. EM over the curves' coefficients.
     """
     usable = [list(curve) for curve in curves if len(curve) >= 2]
-    start = start or MEASURED
     if not usable:
         return start
     prior, weight = start, _PSEUDO_CURVES

@@ -523,13 +523,12 @@ def test_fit_recovers_a_steeper_depth_and_starts_afresh():
 def test_explain_adds_up():
     prior = PriorAcceptance()
     draft = TWO_LAYERS.replace(num_hidden_layers=1, draft_vocab_size=8192)
-    parts = prior.explain(draft, SMOL)
+    parts = {part.term: part.contribution for part in prior.parts(draft, SMOL)}
     assert math.fsum(parts.values()) == pytest.approx(logit(prior.predict(draft, SMOL).alpha.value))
     assert parts["single_layer"] < -0.1 and parts["vocabulary"] < 0
-    rows = prior.explain_rows(draft, SMOL)
-    assert {row[0]: row[1] for row in rows} == parts
-    assert all(std >= 0 and evidence for _, _, std, evidence in rows)
-    said = {name: evidence for name, _, _, evidence in rows}
+    assert all(part.std >= 0 for part in prior.parts(draft, SMOL))
+    said = {part.term: part.evidence for part in prior.parts(draft, SMOL)}
+    assert said.keys() == parts.keys() and all(said.values())
     assert (
         all("own rows" in said[name] for name in ("overwide", "size", "window"))
         and "FR-Spec" in said["vocabulary"]
@@ -538,7 +537,7 @@ def test_explain_adds_up():
     prior.fit([AcceptanceObservation(TWO_LAYERS, Estimate(0.8, 0.01, "measured"), SMOL)])
     assert (
         "1 measured for this target"
-        in {row[0]: row[3] for row in prior.explain_rows(draft, SMOL)}["intercept"]
+        in {part.term: part.evidence for part in prior.parts(draft, SMOL)}["intercept"]
     )
 
 
@@ -587,3 +586,16 @@ def test_what_a_search_began_with_can_be_kept() -> None:
     assert again.predict(shape, context) != PriorAcceptance().predict(shape, context)
     with pytest.raises(ArchsearchError, match="another version"):
         PriorAcceptance.from_dict({**prior.to_dict(), "coefficients": [1.0]})
+
+
+def test_a_prior_of_when_random_text_was_a_domain_is_read() -> None:
+    data: dict[str, Any] = PriorAcceptance().to_dict()
+    names = [*data["names"], "domain random"]
+    width = len(names)
+    covariance = np.zeros((width, width))
+    covariance[:-1, :-1] = data["covariance"]
+    old = {**data, "names": names, "covariance": covariance.tolist()}
+    old["coefficients"] = [*data["coefficients"], 0.0]
+    again = PriorAcceptance.from_dict(json.loads(json.dumps(old)))
+    same = PriorAcceptance.from_dict(data).predict(TWO_LAYERS, SMOL)
+    assert again.predict(TWO_LAYERS, SMOL) == same

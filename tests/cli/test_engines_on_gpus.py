@@ -406,3 +406,27 @@ def test_a_mode_that_contradicts_the_engine_is_refused_with_a_switch_that_it_has
     with pytest.raises(ArchsearchError) as error:
         serving.with_engine(WorkloadRequest(gpu="h100", mode="eager", engine=engine))
     assert str(error.value).endswith(advice)
+
+
+def test_a_version_without_draft_models_is_searched_for_the_rest() -> None:
+    """vLLM 0.14 runs EAGLE heads and no independent drafts: the whole search was refused."""
+    asked = ("search", "--target", "llama-13b", "--gpu", "h100", "--engine-version", "0.14.0")
+    found = last_json(call(*asked, "--trials", "2", "--json"))
+    assert {"eagle3", "ngram"} <= {row["family"] for row in found["families"]}
+    (why,) = found["left_out"]
+    assert why.startswith("independent is left out: vllm 0.14.0 does not run such drafts")
+    assert "vllm 0.14.0 does not run" in refused(*asked, "--family", "independent")
+
+
+def test_no_class_of_another_drafter_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = ("--target", "llama-3.1-8b", "--gpu", "h100")
+    drafts = ("--draft", "eagle3", "--draft", "llama-3.2-1b")
+    call("search", *asked, "--family", "eagle3", "--trials", "5", "--run", "run")
+    schedule = call("schedule", "run").stdout
+    for text in (schedule, call("estimate", *asked, *drafts, "--sweep", "batch").stdout):
+        assert f"rounds of vllm {NEWEST} (published)" in " ".join(text.split())
+        assert "CUDA graph for the draft" not in text
+    assert "A range may lose 1 %." in schedule

@@ -103,6 +103,20 @@ def test_estimate_notes_another_vocabulary(world: Path) -> None:
     assert "Note: draft: vocabulary 300, target 320: engines need the same tokenizer" in text
 
 
+def test_a_draft_with_another_tokenizer_is_never_the_best() -> None:
+    asked = ("estimate", "--target", "qwen2.5-7b", "--gpu", "h100", "--draft", "llama-3.2-1b")
+    text = call(*asked).stdout
+    assert text.startswith("llama-3.2-1b has another tokenizer than qwen2.5-7b")
+    assert any(line.endswith("other tokenizer") for line in text.splitlines())
+    assert "should pay" not in text and "best" not in text and "gives" not in text
+    assert "has another tokenizer than the target" in refused(*asked, "--sweep", "batch")
+    both = (*asked, "--draft", "qwen2.5-0.5b")  # the same tokenizer, padded to other rows
+    assert "best qwen2.5-0.5b" in call(*both).stdout
+    first, last = last_json(call(*both, "--json"))["drafts"]
+    assert (first["draft"], last["draft"]) == ("qwen2.5-0.5b", "llama-3.2-1b")
+    assert last["other_tokenizer"] and not last["pays"] and not first["other_tokenizer"]
+
+
 def test_what_has_no_room_is_said_first_and_comes_last() -> None:
     asked = ("estimate", "--target", "llama-3.1-8b", "--gpu", "h100", "--batch-size", "2")
     both = (*asked, "--draft", "llama-3.1-70b", "--draft", "llama-3.2-1b")
@@ -113,6 +127,27 @@ def test_what_has_no_room_is_said_first_and_comes_last() -> None:
     alone = call(*asked, "--draft", "llama-3.1-70b").stdout
     assert alone.startswith("No room: ") and "Were there room:" in alone
     assert any(line.endswith("no room") for line in alone.splitlines())
+
+
+def test_random_prompts_are_no_domain() -> None:
+    line = refused(*ESTIMATE, "--domain", "random")
+    assert "'random' is not one of 'chat', 'code'" in line
+
+
+def test_how_a_head_was_trained_is_not_asked() -> None:
+    asked = ("estimate", "--target", "llama-3.1-8b", "--gpu", "h100", "--training", "other")
+    both = ("--draft", "llama-3.2-1b", "--draft", "eagle3")
+    assert "--training is of draft models, not of eagle3" in refused(*asked, *both)
+
+
+def test_a_memory_fraction_counts(tmp_path: Path) -> None:
+    asked = ("--target", "llama-3.1-8b", "--gpu", "h100", "--memory-fraction", "0.1")
+    priced = (*asked, "--draft", "llama-3.2-1b", "--json")
+    assert last_json(call("estimate", *priced))["workload"]["tensor_parallel"] == 4
+    (only,) = last_json(call("estimate", *priced, "--tensor-parallel", "1"))["drafts"]
+    assert "need 17 GiB on each device, 8 are usable" in only["no_room"]
+    run = ("--tensor-parallel", "1", "--run", str(tmp_path / "run"))
+    assert "7.9 usable" in refused("search", *asked, *run)
 
 
 def test_estimate_knows_how_catalogue_drafts_were_trained(tmp_path: Path) -> None:

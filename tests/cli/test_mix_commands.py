@@ -105,6 +105,17 @@ def test_a_search_over_a_mix_and_what_comes_after(files: Path) -> None:
     assert "throughput" in header and "mix" not in header
 
 
+def test_a_family_over_a_limit_is_left_out_alone(files: Path) -> None:
+    asked = (*SEARCH, "--trials", "4", "--family", "independent", "--family", "ngram")
+    found = last_json(call(*asked, "--max-memory", "0.01", "--json"))
+    assert [row["family"] for row in found["families"]] == ["ngram"]
+    (why,) = found["left_out"]
+    assert why.startswith("independent is left out: no shape of space space (")
+    assert why.endswith(" keeps within memory_gib=0.01"), "no limit that nobody asked for"
+    again = (*asked, "--run", "runs/n", "--max-ttft", "0.001")
+    assert "ngram (1) keeps within ttft_ms=0.001; raise the limit" in refused(*again)
+
+
 def test_an_estimate_over_a_mix_says_what_traffic_does(files: Path) -> None:
     asked = (
         *ESTIMATE,
@@ -129,6 +140,22 @@ def test_an_estimate_over_a_mix_says_what_traffic_does(files: Path) -> None:
             part["gamma"] for part in same["parts"]
         ]
         assert entry["mix"]["broken_limits"] == same["broken_limits"] and same["broken_limits"]
+        assert not entry["pays"]
+
+
+def test_a_draft_over_a_limit_is_never_the_best(files: Path) -> None:
+    asked = (*ESTIMATE, "--alpha", "0.7", "--draft", "sheared-llama-1.3b", "--max-parameters")
+    first, second = last_json(call(*asked, "1e12", "--json"))["drafts"]
+    most = (first["parameters"] + second["parameters"]) / 2
+    smaller, larger = sorted((first, second), key=lambda entry: entry["parameters"])
+    one, other = last_json(call(*asked, f"{most:.0f}", "--json"))["drafts"]
+    assert (one["draft"], other["draft"]) == (smaller["draft"], larger["draft"])
+    text = call(*asked, f"{most:.0f}").stdout
+    (limit,) = other["mix"]["broken_limits"]
+    assert f"best {one['draft']}," in text.splitlines()[0] + text.splitlines()[1]
+    assert f"{other['draft']} breaks a limit: {limit}." in text and "over limit" in text
+    text = call(*asked, "1000").stdout
+    assert text.startswith("Breaks a limit: ") and "Without that:" in text
 
 
 def test_an_objective_without_a_file_is_about_one_kind_of_request() -> None:

@@ -39,13 +39,31 @@ def test_rates_and_where_to_stop(tmp_path: Path) -> None:
     assert (
         "simulated (200 requests)" in text
         and "requests a second" in text
-        and "speed-up over the load" in text.splitlines()[0]
+        and "speed-up over the load" not in text
+        and "% of tokens" not in text
     )
+    first = text.splitlines()[0]
+    assert " at 0.5 requests/s, " in first and first.endswith(" at 2 requests/s.")
     (entry,) = last_json(call(*arguments, "--json"))["drafts"]
     slow, quick = entry["parts"]
     assert quick["drafting"]["running"] > slow["drafting"]["running"]
     assert slow["simulated"]["plain"]["tpot_s"] == pytest.approx(slow["plain"]["tpot_s"], rel=0.1)
     assert slow["off_rate"] == pytest.approx(quick["off_rate"])
+
+
+def test_a_server_that_is_full_in_closed_form_is_full_in_simulation() -> None:
+    """Its simulation of 200 requests ends in finite time, and a token's time is of as many as
+    run."""
+    arguments = (*DRAFTS, "--requests-per-second", "40")
+    (entry,) = last_json(call(*arguments, "--json"))["drafts"]
+    (part,) = entry["parts"]
+    assert part["drafting"]["full"] and part["simulated"]["drafting"]["full"]
+    assert part["plain"]["full"] and part["simulated"]["plain"]["full"]
+    gain = part["drafting"]["tokens_per_s"] / part["plain"]["tokens_per_s"]
+    text = call(*arguments).stdout
+    assert text.startswith(f"wide-796m: speed-up {gain:.2f} in tokens/s at 40 requests/s.\n")
+    assert "with the draft does not keep up; without does not keep up." in text
+    assert entry["pays"] == (gain > 1.0) and "no end ms" not in text
 
 
 def test_a_mix_and_its_limits(tmp_path: Path) -> None:
@@ -72,6 +90,7 @@ def test_a_mix_and_its_limits(tmp_path: Path) -> None:
         0.3,
     ]
     first, second = result["drafts"]
+    assert not first["pays"]
     assert first["objective"] > second["objective"] > 0 and first["broken_limits"]
 
 

@@ -74,11 +74,13 @@ def test_a_family_is_the_published_head_of_a_target_or_the_usual_one() -> None:
         and "none published is known" in usual.notes[0]
     )
     assert resolve_drafter("ngram", TARGET).notes == []
-    assert (
-        resolve_drafter("mtp", TARGET)
-        .notes[0]
-        .startswith("llama-3.1-8b has none (its checkpoint (llama) holds no MTP layer)")
-    )
+
+
+def test_a_layer_that_the_checkpoint_lacks_is_refused() -> None:
+    for name in ("gemma-3-27b", "mixtral-8x7b"):
+        with pytest.raises(ArchsearchError, match="holds no MTP layer; leave out --draft mtp"):
+            resolve_drafter("mtp", resolve_target(name))
+    assert resolve_drafter("mtp", resolve_target("deepseek-v3")).drafter.family == "mtp"
 
 
 def test_models_are_drafts_of_their_own_or_parallel_ones() -> None:

@@ -125,7 +125,7 @@ def test_a_jump_of_the_kernels_is_believed_where_it_was_measured() -> None:
 
 
 def test_what_was_learnt_is_told(profile: Profile) -> None:
-    summary = EnginePasses(profile, "float32", "eager", "vllm").summary()
+    summary = EnginePasses(profile, "float32", "eager", "vllm").to_dict()
     assert summary["rows"] == len([row for row in profile.rows.values() if row.kind == "pass"])
     assert summary["leave_one_out_median"] < 0.03
     # vLLM's draft reads the whole verified block first: gamma + 2 tokens here.

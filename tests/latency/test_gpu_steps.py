@@ -339,10 +339,12 @@ def test_a_step_in_fp8_pays_for_quantising_where_the_engine_launches_it() -> Non
     passes = composed.ComposedPass(profile, "float8_e4m3fn", "graph")
     wait = composed.all_reduce_wait(None, None)
     plain, more = (
-        passes.serving(engine_rounds(name), "float8_e4m3fn", wait).step_s(target, [part]).value
+        passes.serving(engine_rounds(name), "float8_e4m3fn", wait, "bfloat16")
+        .step_s(target, [part])
+        .value
         for name in ("vllm", "sglang")
     )
     gemms = 4 * target.num_hidden_layers  # the head runs in 16 bits
     assert more - plain == pytest.approx(gemms * 5.1e-6)
-    in_16_bits = passes.serving(engine_rounds("sglang"), "bfloat16", wait)
+    in_16_bits = passes.serving(engine_rounds("sglang"), "bfloat16", wait, "bfloat16")
     assert in_16_bits._quantise == (0.0, 0.0)

@@ -200,7 +200,7 @@ def test_what_a_layer_costs_in_the_engine_is_told_from_two_depths(
 
 def test_engine_rows_give_the_overhead(profile: Profile, model: LatencyModel) -> None:
     workload = Workload(context_len=256, dtype=LAW.dtype)
-    assert {name for name, _ in model._engine} == {"transformers"}
+    assert {name for name, _ in model.added_} == {"transformers"}
     for gamma in (1, 3, 8):
         extra = model.added_s(TARGET, workload, gamma)
         assert (

@@ -174,4 +174,4 @@ def test_a_pass_and_its_summary_say_to_whom_it_was_carried(monkeypatch: pytest.M
         carried.summary()["carried_to"] == "h100-sxm5-94gb"
         and carried.summary()["pass"] == "composed"
     )
-    assert not carried._engine
+    assert not carried.added_

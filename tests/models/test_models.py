@@ -18,7 +18,6 @@ from archsearch.models.drafts import (
     save_draft,
 )
 from archsearch.models.load import converted_gguf, load_target, load_tokenizer, tokenizers_differ
-from archsearch.models.runtime import tune_malloc
 from archsearch.models.targets import TargetRef, resolve_target
 
 ARCH = Architecture(
@@ -237,7 +236,3 @@ def test_tokenizers_differ() -> None:
     other = make_tokenizer(["a", "c", "b", "d", "e"])
     assert tokenizers_differ(ours, other) == ["'b': 1 != 2", "'c': 2 != 1", "'e': absent != 4"]
     assert len(tokenizers_differ(ours, make_tokenizer(["a", "c", "b", "d", "e"]), limit=2)) == 2
-
-
-def test_tune_malloc_answers() -> None:
-    assert tune_malloc() in (True, False)

@@ -54,10 +54,10 @@ def test_the_demo_asks_for_one_dtype_two_finalists_and_no_head(
         asked["search"] = request
         return {"families": [], "notes": []}
 
-    def profiled(request: pipeline.ProfileRequest) -> dict[str, Any]:
+    def profiled(request: pipeline.ProfileRequest) -> SimpleNamespace:
         asked["profile"] = request
         rows.append(sweeps[len(rows) - 1])
-        return {"rows": rows[-1], "folder": "f"}
+        return SimpleNamespace(rows=rows[-1], folder="f")
 
     monkeypatch.setattr(pipeline, "check_weights", lambda target: None)
     monkeypatch.setattr(pipeline, "search", searched)

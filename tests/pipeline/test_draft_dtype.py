@@ -16,7 +16,7 @@ from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.heads import Eagle3, Mtp
 from archsearch.drafters.lookup import NGram
 from archsearch.drafters.models import EarlyExit, Independent
-from archsearch.errors import MissingDataError
+from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import read_json
 from archsearch.latency.model import LatencyModel
 from archsearch.pipeline.latency import LatencySource, choose_latency
@@ -97,6 +97,32 @@ def test_a_config_in_8_bits_and_a_cache_in_8_bits_are_kept() -> None:
     read = 8 * 32768 * 2 * SMALL.num_hidden_layers * SMALL.kv_size  # a byte a number less
     less = round_s(wide, SMALL) - round_s(small, SMALL)
     assert less == pytest.approx(4 * read / H100_BYTES_PER_S, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "engine", "cache"),
+    [("h100", "vllm", "fp8"), ("h100", "sglang", "fp8_e4m3"), ("l40s", "vllm", "fp8")],
+)
+def test_a_cache_in_8_bits_beside_16_bit_weights_is_read_in_half_the_time(
+    gpu: str, engine: str, cache: str
+) -> None:
+    asked = {"gpu": gpu, "engine": engine, "batch_size": 8, "context_len": 32000}
+    options = {"engine_options": (f"kv_cache_dtype={cache}",)}
+    wide, small = (priced("bfloat16", **asked, **more) for more in ({}, options))
+    decode_s = [each[0].latency.decode_s(TARGET, each[1]).value for each in (wide, small)]
+    read = 8 * 32000 * 2 * TARGET.num_hidden_layers * TARGET.kv_size  # a byte a number less
+    rate = wide[0].device.bandwidth_bytes_per_s
+    assert 0.9 * read / rate < decode_s[0] - decode_s[1] < 1.3 * read / rate
+    held = [memory_bytes(TARGET, None, each[1]).target_kv_bytes for each in (wide, small)]
+    assert held[0] == 2 * held[1]
+    many = asked | {"batch_size": 24, "tensor_parallel": None}
+    ranks = [priced("bfloat16", **many, **more)[1].tensor_parallel for more in ({}, options)]
+    assert ranks[0] > ranks[1], "an auto-chosen number of devices knows it too"
+
+
+def test_a_cache_that_no_table_holds_is_refused() -> None:
+    with pytest.raises(ArchsearchError, match="was measured here: leave out kv_cache_dtype"):
+        priced("bfloat16", gpu="a100", engine_options=("kv_cache_dtype=fp8",))
 
 
 def test_where_16_bits_were_not_measured_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from archsearch.profiles import Profile, RoundShape
 from archsearch.profiling import collectives, cuda
 from archsearch.profiling import gpu_sweep as selection
 from archsearch.profiling.cuda import CudaBench
-from archsearch.report.terminal.profile import profile_text
+from archsearch.report.terminal.profile import NoModel, profile_text
 from archsearch.search.space import SearchSpace
 from archsearch.workload import Workload, WorkloadRequest
 from tests.doubles.lawful_engine import Clock, LawfulEngine
@@ -121,15 +121,15 @@ def request(**changes: Any) -> ProfileRequest:
 @pytest.mark.slow
 def test_both_modes_are_measured_checked_and_searched_from(stand_in: Path) -> None:
     result = profile_device(request())
-    assert set(result["sweeps"]) == {"bfloat16 graph", "bfloat16 eager"}
-    assert result["rows"] == result["new_rows"] > 60 and not result["skipped"]
-    profile = Profile.load(Path(result["folder"]))
+    assert set(result.measured.sweeps) == {"bfloat16 graph", "bfloat16 eager"}
+    assert result.rows == result.new_rows > 60 and not result.measured.skipped
+    profile = Profile.load(Path(result.folder))
     assert {row.mode for row in profile.rows.values()} == {"graph", "eager"}
     assert not profile.imported and set(profile.provenance) == {"graph", "eager"}
     for mode in ("graph", "eager"):
         kinds = {row.kind for row in profile.rows.values() if row.mode == mode}
         assert {"gemm", "attention", "elementwise", "forward"} <= kinds
-        check = json.loads((Path(result["folder"]) / f"check-bfloat16-{mode}.json").read_text())
+        check = json.loads((Path(result.folder) / f"check-bfloat16-{mode}.json").read_text())
         assert check["draft step"]["cases"] >= 2 and check["mode"] == mode
     source, _ = choose_latency(WorkloadRequest("h200"), TINY)  # vLLM's kernels, at this pace
     assert source.mode == "graph" and "GEMMs took" in source.words
@@ -151,9 +151,7 @@ def test_the_same_command_continues_and_imported_tables_stay(
     monkeypatch.setattr(selection, "adaptive_sweep", sweep)
     first = profile_device(request(modes=("graph",), budget_s=1.0, check=0))
     second = profile_device(request(modes=("graph",), budget_s=1.0, check=0))
-    assert (
-        0 < first["rows"] < second["rows"] and second["new_rows"] == second["rows"] - first["rows"]
-    )
+    assert 0 < first.rows < second.rows and second.new_rows == second.rows - first.rows
     with pytest.raises(
         ArchsearchError, match="not measured in float32 in graph mode; use one of bfloat16"
     ):
@@ -199,7 +197,7 @@ def test_rounds_of_an_engine_are_measured_in_it(
         "target_ref": target,
     }
     result = profile_device(request(**asked))
-    told = result["rounds"]["bfloat16 graph"]
+    told = result.measured.rounds["bfloat16 graph"]
     assert told.new_rows + len(told.left) == 14 and not told.failed
     assert {environment.get("VLLM_USE_V2_MODEL_RUNNER") for _, environment, *_ in seen} == {
         None,
@@ -207,12 +205,12 @@ def test_rounds_of_an_engine_are_measured_in_it(
         "1",
     }
     assert all(dummy and mode == "graph" for *_, dummy, mode in seen)
-    rows = Profile.load(Path(result["folder"])).select("round", "bfloat16", "graph")
+    rows = Profile.load(Path(result.folder)).select("round", "bfloat16", "graph")
     assert len(rows) == told.new_rows and {
         dict(RoundShape.of(row).options)["async_scheduling"] for row in rows
     } == {"0"}
     assert f"{len(rows)} rounds measured in the engine" in profile_text(result, "T")
-    again = profile_device(request(**asked))["rounds"]["bfloat16 graph"]
+    again = profile_device(request(**asked)).measured.rounds["bfloat16 graph"]
     assert again.new_rows == 14 - len(rows)
 
 
@@ -228,11 +226,11 @@ def test_a_failed_all_reduce_costs_nothing_else_and_known_kernels_stay(
 
     monkeypatch.setattr(collectives, "measure_all_reduces", fail)
     first = profile_device(request(modes=("graph",), budget_s=1.0, check=0))
-    assert any("no NCCL" in words for words in first["skipped"]) and first["rows"] > 0
+    assert any("no NCCL" in words for words in first.measured.skipped) and first.rows > 0
     again = profile_device(request(modes=("graph",), budget_s=0.0, check=0))
     assert (
-        again["provenance"]["graph"]["fused_kernels"]
-        == first["provenance"]["graph"]["fused_kernels"]
+        again.measured.provenance["graph"]["fused_kernels"]
+        == first.measured.provenance["graph"]["fused_kernels"]
         == {"bfloat16": "torch"}
     )
 
@@ -249,5 +247,5 @@ def test_points_that_do_not_fit_are_listed(stand_in: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(cuda, "open_bench", opened)
     result = profile_device(request(modes=("graph",), budget_s=1.0, check=0))
-    assert result["skipped"] and result["rows"] == 0
-    assert "missing" in result["models"]["bfloat16 graph"]
+    assert result.measured.skipped and result.rows == 0
+    assert isinstance(result.models["bfloat16 graph"], NoModel)

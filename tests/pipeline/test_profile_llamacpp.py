@@ -74,7 +74,7 @@ def request(folder: Path, **more: Any) -> ProfileRequest:
 
 def test_every_precision_is_measured_and_priced(made: list[Any], tmp_path: Path) -> None:
     summary = profile_device(request(tmp_path))
-    assert summary["planned_rows"] == 0 and set(summary["models"]) == {"float16", "q8_0"}
+    assert summary.measured.planned_rows == 0 and set(summary.models) == {"float16", "q8_0"}
     profile = Profile.load(tmp_path)
     assert {row.kind for row in profile.rows.values()} == {"pass", "rest"}
     passes = [PassShape.of(row) for row in profile.select("pass", "q8_0", "eager")]
@@ -83,7 +83,7 @@ def test_every_precision_is_measured_and_priced(made: list[Any], tmp_path: Path)
     assert any(settings.time_passes for settings in made) and {
         settings.dtype for settings in made
     } == {"float16", "q8_0"}
-    assert profile_device(request(tmp_path))["new_rows"] == 0  # what is known is not measured again
+    assert profile_device(request(tmp_path)).new_rows == 0  # what is known is not measured again
     for dtype, taken in ((None, "float16"), ("q8_0", "q8_0")):
         asked = WorkloadRequest(profile=tmp_path, engine="llama.cpp", dtype=dtype)
         source, workload = choose_latency(asked, TARGET.architecture)
@@ -120,7 +120,7 @@ def test_how_slow_the_machine_was_is_said_by_the_engines_own_steps(
     steps = nullcontext(lambda: 1.5)
     monkeypatch.setattr(in_engine, "_plain_steps", lambda *args: steps)
     summary = profile_device(request(tmp_path, quick=True, dtypes=("q8_0",)))
-    assert summary["slowdown_median"] == 1.5
+    assert summary.measured.slowdown_median == 1.5
 
 
 def test_rows_of_a_machine_that_others_had_are_left_out(
@@ -132,7 +132,7 @@ def test_rows_of_a_machine_that_others_had_are_left_out(
     for slowdown, rows in ((14.0, False), (1.0, True)):
         steps = nullcontext(lambda known=slowdown: known)
         monkeypatch.setattr(in_engine, "_plain_steps", lambda *args, steps=steps: steps)
-        assert bool(profile_device(asked)["new_rows"]) == rows
+        assert bool(profile_device(asked).new_rows) == rows
         said = capsys.readouterr().err
         assert ("left out: the machine was 14 times slower" in said) != rows
 

@@ -246,10 +246,7 @@ def test_infeasible_shapes_never_rank(make_scorer, smollm2, small_space):
     result = asked(small_space, make_scorer(limits=limits), trials=80)
     assert all(s.parameters <= 30_000_000 for s in result.best)
     assert any(row["state"] == "COMPLETE" and not row["feasible"] for row in result.trials)
-    with pytest.raises(
-        ArchsearchError, match="none of .* shapes of space small keeps within max_parameters=1000"
-    ):
-        search(small_space, make_scorer(limits=Limits(max_parameters=1000)), trials=20)
+    assert not asked(small_space, make_scorer(limits=Limits(max_parameters=1000)), trials=20).best
 
 
 def test_rows_hold_the_trial(make_scorer, small_space):

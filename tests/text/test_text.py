@@ -13,7 +13,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.text.batch import BatchWriter, Row
 from archsearch.text.cache import TextCache, save_shard, shard_complete
 from archsearch.text.encode import encode_text
-from archsearch.text.generate import generate_text
+from archsearch.text.generate import generate_text, write_answers
 from archsearch.text.prompts import Prompt, encode_prompts, read_prompts
 from archsearch.text.settings import BatchLimits, Writing
 from archsearch.text.vocabulary import TokenFrequencies, choose_draft_vocab, token_frequencies
@@ -307,10 +307,10 @@ def test_answers_that_a_deadline_cut_go_on_where_they_stopped(
         folder = tmp_path / f"cut{temperature}"
         for budget in (6.0, 6.0, None):
             before = len(passes)
-            cache = generate_text(
+            cache = write_answers(
                 target,
                 tokenizer,
-                prompts,
+                encode_prompts(prompts, tokenizer),
                 cache_dir=folder,
                 writing=writing,
                 budget_s=budget,
@@ -343,8 +343,13 @@ def test_the_budget_stops_with_what_is_there_and_a_later_call_goes_on(
     tmp_path, tokenizer, target, prompts, monkeypatch
 ):
     monkeypatch.setattr("archsearch.text.generate.SHARD_PROMPTS", 3)
-    cut = generate_text(
-        target, tokenizer, prompts, cache_dir=tmp_path, writing=Writing(50), budget_s=1e-6 + 0.05
+    cut = write_answers(
+        target,
+        tokenizer,
+        encode_prompts(prompts, tokenizer),
+        cache_dir=tmp_path,
+        writing=Writing(50),
+        budget_s=1e-6 + 0.05,
     )
     if not cut.complete:
         assert 0 < len(cut.sequences) <= 6

@@ -14,7 +14,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from packaging.version import Version
 
@@ -22,6 +22,7 @@ from archsearch import profiles
 from archsearch.engine_facts import engines_that, has_recipe
 from archsearch.engine_rounds import version_in
 from archsearch.engines.environments.processes import (
+    Facts,
     Log,
     import_facts,
     lock_of,
@@ -40,7 +41,7 @@ from archsearch.engines.environments.recipes import (
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import read_json, writing
 from archsearch.progress import Progress, silent
-from archsearch.records import from_data, save
+from archsearch.records import Inline, from_data, save
 
 MARKER: Final = "archsearch-environment.json"
 LOG: Final = "install.log"
@@ -121,7 +122,7 @@ def install(
     *,
     python: Path | None = None,
     device: DeviceKind | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Installed:
     """Make the environment of `engine` with the interpreter `python` (None: this one), pip-install
     the pinned packages for `device` (None: what NVML sees), import the engine in it, and mark it as
@@ -136,7 +137,6 @@ def install(
     kind: DeviceKind = device or device_here()
     packages = known.packages[kind]
     maker = check_interpreter(python or Path(sys.executable), "--python names")
-    tell = progress or silent
     folder = environment_dir(engine)
     with writing(folder.parent, "set ARCHSEARCH_CACHE to a folder you can write"):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -148,7 +148,7 @@ def install(
         _check_disk(folder, known, kind)
         started = time.monotonic()
         _remove_folder(folder)
-        tell("making the environment", 0.0, 100.0)
+        progress("making the environment", 0.0, 100.0)
         # Outside the environment: it outlives a failed one.
         log_path = folder.parent / f"{engine}-{LOG}"
         with open(log_path, "w", encoding="utf-8") as file:
@@ -159,14 +159,14 @@ def install(
                 f"making the environment of {known.title}",
             )
             inside = folder / "bin" / "python"
-            pip_install(inside, packages, kind, known, tell, log)
+            pip_install(inside, packages, kind, known, progress, log)
             remove_broken(inside, known, log)
-        tell(f"importing {known.module}", 97.0, 100.0)
+        progress(f"importing {known.module}", 97.0, 100.0)
         facts = import_facts(engine, inside, f"; the log is {log_path}")
         done = Installed(
             engine,
             inside,
-            facts["version"],
+            facts.version,
             kind,
             packages,
             time.monotonic() - started,
@@ -177,13 +177,20 @@ def install(
     return done
 
 
-def check(engine: str, python: Path | None = None) -> dict[str, Any]:
-    """Import `engine` in its interpreter (None: the one `find_python` finds) and say what is there.
+@dataclass(frozen=True)
+class Checked:
+    """`tested`: the version archsearch is tested with; `warning`: where it is another one."""
 
-    `engine`, `python`, `version`, `tested` (the version archsearch is tested with), `warning` (a
-    line, or None), `seconds` (what the import took), `packages` (versions of torch and the like).
-    Raises ArchsearchError when the version is too old, RunFailed when the import fails.
-    """
+    engine: str
+    python: Path
+    facts: Inline[Facts]
+    tested: str
+    warning: str | None
+
+
+def check(engine: str, python: Path | None = None) -> Checked:
+    """Import `engine` in its interpreter (None: the one `find_python` finds) and say what is there.
+    Raises ArchsearchError when the version is too old, RunFailed when the import fails."""
     known = recipe(engine)
     inside = (
         find_python(engine)
@@ -191,7 +198,7 @@ def check(engine: str, python: Path | None = None) -> dict[str, Any]:
         else check_interpreter(python, "--engine-python names")
     )
     facts = import_facts(engine, inside, "")
-    found = facts["version"]
+    found = facts.version
     number = Version(version_in(found) or "0")
     if number < Version(known.oldest):
         raise ArchsearchError(
@@ -203,13 +210,7 @@ def check(engine: str, python: Path | None = None) -> dict[str, Any]:
         warning = (
             f"{known.title} {found} is not the tested version {known.tested}; numbers may differ"
         )
-    return {
-        "engine": engine,
-        "python": str(inside),
-        **facts,
-        "tested": known.tested,
-        "warning": warning,
-    }
+    return Checked(engine, inside, facts, known.tested, warning)
 
 
 def remove(engine: str) -> int:

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -86,7 +86,7 @@ class Log:
 
 
 def run_logged(
-    command: list[str], log: Log, what: str, on_line: Callable[[str], None] | None = None
+    command: list[str], log: Log, what: str, on_line: Callable[[str], None] = lambda line: None
 ) -> None:
     """Run `command`, every line of its output into `log` and to `on_line`. Raises RunFailed with
     the last useful line."""
@@ -101,8 +101,7 @@ def run_logged(
             log.file.flush()
             if line.strip():
                 last.append(line.strip())
-                if on_line is not None:
-                    on_line(line.strip())
+                on_line(line.strip())
         status = process.wait()
     if status:
         raise RunFailed(f"{what} failed: {_useful(last)} (the whole log: {log.path})")
@@ -155,12 +154,19 @@ out.flush()
 """
 
 
-def import_facts(engine: str, inside: Path, where: str) -> dict[str, Any]:
-    """What importing `engine` with `inside` shows: version, python_version, packages, seconds.
-    RunFailed when it fails.
+@dataclass(frozen=True)
+class Facts:
+    """What importing an engine showed; `seconds`: what that took."""
 
-    Raises ArchsearchError where the interpreter has no such engine.
-    """
+    version: str
+    python_version: str
+    packages: dict[str, str]
+    seconds: float
+
+
+def import_facts(engine: str, inside: Path, where: str) -> Facts:
+    """Import `engine` with `inside`. Raises RunFailed when that fails, ArchsearchError where the
+    interpreter has no such engine."""
     known = recipe(engine)
     names = dict.fromkeys(
         package.split("==")[0] for packages in known.packages.values() for package in packages
@@ -196,9 +202,9 @@ def import_facts(engine: str, inside: Path, where: str) -> dict[str, Any]:
                 f" install {engine}, or name an interpreter that has it with --engine-python"
             )
         raise RunFailed(f"importing {known.module} with {inside} failed: {reason}{where}")
-    facts: dict[str, Any] = json.loads(output)
+    facts = Facts(**json.loads(output))
     # Without the build (2026.4.1.0-3072-..., +cpu), which the packages name.
-    return {**facts, "version": facts["version"].split("+")[0].split("-")[0]}
+    return replace(facts, version=facts.version.split("+")[0].split("-")[0])
 
 
 def is_broken(inside: Path, package: str) -> bool:

@@ -290,11 +290,10 @@ def measure_passes(
     *,
     record: Callable[[Measurement], None],
     progress: Progress = silent,
-) -> list[Measurement]:
+) -> None:
     """Rows of kind `pass` and `rest`, of drafters that are no models `drafted`, out of steps; each
     is given to `record` as soon as its case is done. Raises RunFailed where the engine does not
     tell its steps."""
-    rows: dict[object, Measurement] = {}
     trial, count = _Trial(asked), len(cases)
     for number, case in enumerate(cases):
 
@@ -309,5 +308,3 @@ def measure_passes(
         assert trial.collected is not None
         for row in trial.collected.rows():
             record(row)
-            rows[row.key] = row
-    return list(rows.values())

@@ -74,10 +74,10 @@ class RoundRequest:
 
 @dataclass(frozen=True)
 class RoundsMeasured:
-    """`rows`: those that are new; `left`: cases that the budget did not reach; `failed`: by case,
+    """`new_rows`: how many; `left`: cases that the budget did not reach; `failed`: by case,
     what the engine said."""
 
-    rows: tuple[Measurement, ...]
+    new_rows: int
     left: tuple[str, ...]
     failed: Mapping[str, str]
 
@@ -118,7 +118,7 @@ def measure_rounds(
     """
     cases = plan(round_drafts(asked.architecture), asked.variants)
     start, longest = clock(), 0.0
-    rows: list[Measurement] = []
+    new = 0
     failed: dict[str, str] = {}
     left: list[str] = []
     version = ""
@@ -141,10 +141,10 @@ def measure_rounds(
         finally:
             longest = max(longest, clock() - start - spent)
         record(row)
-        rows.append(row)
-    if failed and not rows and not asked.known:
+        new += 1
+    if failed and not new and not asked.known:
         raise RunFailed(f"no round could be measured: {next(iter(failed.values()))}")
-    return RoundsMeasured(tuple(rows), tuple(left), failed)
+    return RoundsMeasured(new, tuple(left), failed)
 
 
 def _shape(asked: RoundRequest, case: RoundCase, engine: str, version: str) -> RoundShape:

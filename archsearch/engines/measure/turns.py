@@ -223,7 +223,7 @@ def run_plan(
     summary: Callable[[Trace], R],
     *,
     look: Callable[[Turn], object] = lambda turn: None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> R:
     """`summary` of what the plan came to; it is called while the engines are alive, which are all
     stopped afterwards. A warm-up of each start is not counted.
@@ -240,7 +240,7 @@ def run_plan(
     at_once = [] if plan.apart else plan.variants
 
     def tell(what: str) -> None:
-        (progress or silent)(what, float(done), float(len(order) + len(at_once)))
+        progress(what, float(done), float(len(order) + len(at_once)))
 
     engines = _Engines(make_engine, plan)
 

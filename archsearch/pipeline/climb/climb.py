@@ -36,7 +36,6 @@ from archsearch.search.objective import Score, Scorer
 from archsearch.search.rungs import Plan, Round
 from archsearch.search.space import SearchSpace, numeric_values
 from archsearch.search.space_file import Value
-from archsearch.training.curves import Split
 
 POOL: Final = 48  # candidates that a choice is made among
 LEAST_PICK: Final = 0.0005  # ln(speed-up): a shape that promises less is not trained to be compared
@@ -255,7 +254,7 @@ class Climb:
         least_s = rungs.LEAST_ASKED_SHARE * plan.budget_s
         return max(left_s, self.state.rung_end_s + least_s - elapsed_s)
 
-    def aim(self, seconds: float) -> Split:
+    def aim(self, seconds: float) -> None:
         """What a full training in `seconds` is foreseen to see, with the text that is worth writing
         before it: what curves are carried on to."""
         by_speed = sorted(self.belief.shorts.values(), key=lambda short: short.tokens_per_s)
@@ -264,7 +263,6 @@ class Climb:
         self.belief.full_tokens = self.state.full_tokens = tokens
         self.belief.full_epoch = self.state.full_epoch = int(split.epoch_tokens)
         self.file.save()
-        return split
 
     def _rung_time(self, rest_s: float) -> float:
         """Seconds that the short trainings have; when they end is written down the first time."""

@@ -3,13 +3,10 @@ another."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from archsearch.engine_rounds import HOSTS
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import check_claim, resolve_device
@@ -19,16 +16,18 @@ from archsearch.pipeline.profile.gpu import profile_gpu
 from archsearch.pipeline.profile.run import ProfileRequest
 from archsearch.profiles import profiles_of
 from archsearch.progress import ProgressLine
-from archsearch.report.terminal.profile import Imported
+from archsearch.report.terminal.profile import Imported, Profiled
 from archsearch.workload import dtype_name
 
+if TYPE_CHECKING:
+    from archsearch.profiling.timer import HostSpeed
 
-def profile_device(request: ProfileRequest) -> dict[str, object]:
+
+def profile_device(request: ProfileRequest) -> Profiled:
     """Measure this device until the budget is spent or every planned row exists; continue where an
     earlier run stopped.
 
-    Returns a summary: folder, rows, noise, what the latency model learnt per dtype, and the check's
-    results. Raises ArchsearchError when the device is not the one claimed, or is busy.
+    Raises ArchsearchError when the device is not the one claimed, or is busy.
     """
     device = claimed_device(request)
     check_engine_request(request)
@@ -75,29 +74,13 @@ def import_tables(
     return Imported(str(profile.folder), profile.device["key"], rows, profile.origin, whose)
 
 
-def profile_host(budget_s: float) -> dict[str, Any]:
-    """Measured seconds of launching a decoder layer, the factor on the engines' host times, and the
-    name of HOSTS that is nearest. Raises MissingDataError without torch and transformers."""
+def profile_host(budget_s: float) -> HostSpeed:
+    """`measure_host`. Raises MissingDataError without torch and transformers."""
     try:
-        from archsearch.profiling.timer import REFERENCE_S, measure_host
+        from archsearch.profiling.timer import measure_host
 
-        found = measure_host(budget_s)
+        return measure_host(budget_s)
     except ImportError as error:
         raise MissingDataError(
             f"measuring the host needs torch and transformers: {error}"
         ) from None
-    name = min(HOSTS, key=lambda each: abs(math.log(HOSTS[each][0] / found.factor)))
-    where = "on the GPU" if found.device == "cuda" else "no GPU here: kernels run on the thread"
-    words = (
-        f"This host launches a decoder layer in {1e3 * found.layer_s:.2f} ms (quartiles "
-        f"{1e3 * found.low_s:.2f} to {1e3 * found.high_s:.2f}, {found.repeats} passes, {where}); "
-        f"published: {1e3 * REFERENCE_S:.2f}.\n"
-        f"Nearest: --host {name}; as measured: --host {found.factor:.2f}"
-    )
-    return {
-        **asdict(found),
-        "factor": found.factor,
-        "host": name,
-        "source": "measured",
-        "words": words,
-    }

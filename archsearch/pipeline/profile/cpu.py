@@ -18,6 +18,7 @@ from archsearch.pipeline.profile.run import ENGINE_STAND_IN, ProfileRequest, Pro
 from archsearch.pipeline.serving import check_dtype
 from archsearch.profiles import EngineShape, Profile, cpu_stack
 from archsearch.progress import ProgressLine
+from archsearch.report.terminal.profile import CpuPace, Profiled
 from archsearch.workload import dtype_name
 
 if TYPE_CHECKING:
@@ -29,9 +30,8 @@ PROBE_S: Final = 8.0  # beside some seconds to build the models
 PROBE_POOL_BYTES: Final = 32 << 20
 
 
-def profile_cpu(request: ProfileRequest, device: Device) -> dict[str, object]:
-    """Measure this CPU; returns the summary of `profile_device`, with how much slower than its
-    quiet reference it ran.
+def profile_cpu(request: ProfileRequest, device: Device) -> Profiled:
+    """Measure this CPU.
 
     Raises ArchsearchError for graph mode or tensor parallelism.
     """
@@ -76,12 +76,8 @@ def profile_cpu(request: ProfileRequest, device: Device) -> dict[str, object]:
     new = list(profile.rows.values())[run.before :]
     slowdowns = bench.slowdowns or [row.slowdown for row in new] or [1.0]
     quantiles = statistics.quantiles(slowdowns, n=20) if len(slowdowns) > 1 else [1.0] * 19
-    return run.summary(
-        planned_rows=sum(len(p) for p in points.values()),
-        slowdown_p5=quantiles[0],
-        slowdown_median=quantiles[9],
-        slowdown_p95=quantiles[-1],
-    )
+    planned = sum(len(p) for p in points.values())
+    return run.summary(CpuPace(planned, quantiles[0], quantiles[9], quantiles[-1]))
 
 
 def device_dtypes(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -75,23 +75,25 @@ def profile_engine(
     dtype: str,
     *,
     slowdown: Callable[[], float] = lambda: 1.0,
-) -> int:
+) -> None:
     """Measure the passes of `request.engine_name` in it on a CPU, and what its rounds take with
     drafters that are no models; the rows are recorded, and what is known is not measured again.
-    Returns the number of new rows.
 
     Where two engines have room, times are divided by plain steps of the target alone, in a
     second one; `slowdown` says elsewhere how slow the machine is. Raises ArchsearchError without a
     target.
     """
     name, ref = request.engine_name, request.target_in_engine()
-    facts, before = engine_facts(name), len(profile.rows)
+    facts = engine_facts(name)
     with tempfile.TemporaryDirectory(dir=profile.folder, prefix=".engine-") as temporary:
         base = Path(temporary)
         cases = _model_cases(request, profile, shapes, dtype, base)
-        cases += _drafted_cases(request, profile, dtype, base)
+        if facts.dummy_weights:
+            drafted = map(DraftedShape.of, profile.select("drafted", dtype, "eager"))
+            known = {shape.drafter.family for shape in drafted if shape.engine == name}
+            cases += drafted_cases(ref.architecture, facts, base, known)
         if not cases:
-            return 0
+            return
         here = can_run(name, ref)
         target: ModelSource = (
             engine_target(ref, name, dtype)
@@ -137,7 +139,6 @@ def profile_engine(
             f"WARNING: {len(left)} rows were left out: the machine was {slowest:.0f} times slower"
             " than its quiet reference; stop other work and run the same command again"
         )
-    return len(profile.rows) - before
 
 
 def _model_cases(
@@ -173,16 +174,42 @@ def _model_cases(
     ]
 
 
-def _drafted_cases(request: ProfileRequest, profile: Profile, dtype: str, base: Path) -> list[Case]:
-    """Drafters that are no models of the families without rows, where the engine makes up their
-    weights."""
-    name, target = request.engine_name, request.target_in_engine().architecture
-    rows = [DraftedShape.of(row) for row in profile.select("drafted", dtype, "eager")]
-    known = {shape.drafter.family for shape in rows if shape.engine == name}
-    if not engine_facts(name).dummy_weights:
-        return []
-    found = drafted_cases(target, engine_facts(name), base)
-    return [case for case in found if case.draft.family not in known]  # type: ignore[union-attr]
+def drafted_cases(
+    target: Architecture, facts: EngineFacts, base: Path, known: Collection[str] = ()
+) -> list[Case]:
+    """Two drafters, unlike each other, of each family that the engine is started with and that is
+    not `known`: configs under `base`, no weights.
+
+    An engine that takes one gamma for a family is asked for another one of each.
+    """
+    found: list[tuple[Drafter, tuple[int, ...]]] = []
+    plans: tuple[tuple[str, tuple[int, int], tuple[tuple[int, ...], ...]], ...] = (
+        ("eagle3", (1, 3), DRAFTED_GAMMAS),
+        ("peagle", (2, 5), ((2,), (4,))),
+    )
+    for kind, layers, sweeps in plans:
+        if kind in facts.confirms:
+            usual = family(kind).usual(target)
+            for depth, share, gammas in zip(layers, (6, 1.5), sweeps, strict=True):
+                rows = int(target.vocab_size / share)
+                decoder = usual.architecture.replace(num_hidden_layers=depth, draft_vocab_size=rows)
+                found.append((replace(usual, architecture=decoder), gammas))
+    if "medusa" in facts.confirms:
+        found += [(Medusa(target, heads=4, shared_head=True), each) for each in ((2,), (4,))]
+    # an engine in this process runs the kernels that the profile times
+    if "ngram" in facts.confirms and not facts.in_process:
+        found += [(family("ngram").usual(target), gammas) for gammas in DRAFTED_GAMMAS]
+    cases = []
+    for number, (drafter, gammas) in enumerate(found):
+        if drafter.family in known:
+            continue
+        source: ModelSource = Ngram()
+        if drafter.family != "ngram":
+            source = base / f"{drafter.family}-{number}"
+            write_json(source / "config.json", drafter_config(drafter, target))
+        spread = gammas if len(gammas) > 1 else gammas * len(BATCHES)
+        cases.append(Case(list(zip(BATCHES, spread, strict=True)), drafter, source, tokens=48))
+    return cases
 
 
 @contextmanager
@@ -219,37 +246,3 @@ def _plain_steps(
             profile.probe_reference_s[key] = probe.reference_s
             if profile.folder is not None:
                 profile.save_header()
-
-
-def drafted_cases(target: Architecture, facts: EngineFacts, base: Path) -> list[Case]:
-    """Two drafters of each family that the engine is started with, unlike each other: configs under
-    `base`, no weights.
-
-    An engine that takes one gamma for a family is asked for another one of each.
-    """
-    found: list[tuple[Drafter, tuple[int, ...]]] = []
-    plans: tuple[tuple[str, tuple[int, int], tuple[tuple[int, ...], ...]], ...] = (
-        ("eagle3", (1, 3), DRAFTED_GAMMAS),
-        ("peagle", (2, 5), ((2,), (4,))),
-    )
-    for kind, layers, sweeps in plans:
-        if kind in facts.confirms:
-            usual = family(kind).usual(target)
-            for depth, share, gammas in zip(layers, (6, 1.5), sweeps, strict=True):
-                rows = int(target.vocab_size / share)
-                decoder = usual.architecture.replace(num_hidden_layers=depth, draft_vocab_size=rows)
-                found.append((replace(usual, architecture=decoder), gammas))
-    if "medusa" in facts.confirms:
-        found += [(Medusa(target, heads=4, shared_head=True), each) for each in ((2,), (4,))]
-    # an engine in this process runs the kernels that the profile times
-    if "ngram" in facts.confirms and not facts.in_process:
-        found += [(family("ngram").usual(target), gammas) for gammas in DRAFTED_GAMMAS]
-    cases = []
-    for number, (drafter, gammas) in enumerate(found):
-        source: ModelSource = Ngram()
-        if drafter.family != "ngram":
-            source = base / f"{drafter.family}-{number}"
-            write_json(source / "config.json", drafter_config(drafter, target))
-        spread = gammas if len(gammas) > 1 else gammas * len(BATCHES)
-        cases.append(Case(list(zip(BATCHES, spread, strict=True)), drafter, source, tokens=48))
-    return cases

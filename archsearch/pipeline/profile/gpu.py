@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import engine_rounds, version_in
 from archsearch.engines.engine import Engine, EngineSettings
+from archsearch.engines.measure.rounds import RoundRequest, RoundsMeasured, measure_rounds
 from archsearch.engines.registry import make_engine
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.hardware.device import Device
@@ -19,20 +20,18 @@ from archsearch.pipeline.in_engine import write_shape
 from archsearch.pipeline.profile.run import ProfileRequest, ProfileRun
 from archsearch.profiles import Profile, current_stack
 from archsearch.progress import ProgressLine
-from archsearch.report.terminal.profile import EngineRounds, SweepEnd
+from archsearch.report.terminal.profile import GpuSweeps, Profiled, SweepEnd
 from archsearch.workload import dtype_name
 
 if TYPE_CHECKING:
     from archsearch.profiling.cuda import CudaBench
 
 
-def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, object]:
+def profile_gpu(request: ProfileRequest, device: Device) -> Profiled:
     """Measure a GPU in its modes and dtypes, where the latency model is least sure first; the
     budget is shared equally.
 
-    Returns the summary of `profile_device`, with `skipped` (points that did not fit the memory)
-    and, for each mode and dtype, the relative std at which the sweep stopped. Raises
-    ArchsearchError where nothing can be measured here, or the folder holds imported tables.
+    Raises ArchsearchError where nothing can be measured here, or the folder holds imported tables.
     """
     from archsearch.profiling import collectives, cuda
     from archsearch.profiling import gpu_sweep as selection
@@ -47,7 +46,7 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, object]:
     modes = request.modes or ("graph", "eager")
     plans = [(mode, dtype) for mode in modes for dtype in gpu_dtypes(device, mode, request.dtypes)]
     sweeps: dict[str, SweepEnd] = {}
-    rounds: dict[str, EngineRounds] = {}
+    rounds: dict[str, RoundsMeasured] = {}
     skipped: list[str] = []
     benches = {
         mode: cuda.open_bench(
@@ -85,13 +84,7 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, object]:
         skipped += [str(entry) for entry in bench.skipped]
     _keep_provenance(profile, benches)
     throttled = sum(row.throttled for row in profile.rows.values()) / max(1, len(profile.rows))
-    return run.summary(
-        throttled_share=throttled,
-        sweeps=sweeps,
-        skipped=skipped,
-        rounds=rounds,
-        provenance=profile.provenance,
-    )
+    return run.summary(GpuSweeps(throttled, sweeps, skipped, rounds, profile.provenance))
 
 
 def _keep_provenance(profile: Profile, benches: Mapping[str, CudaBench]) -> None:
@@ -131,17 +124,13 @@ RECORDED: Final = {"vllm": {"async_scheduling": "0"}}
 FREE_SHARE: Final = 0.9  # of the GPU's free memory that the engine may take
 
 
-def profile_rounds(
-    request: ProfileRequest, profile: Profile, dtype: str, budget_s: float | None = None
-) -> EngineRounds:
+def profile_rounds(request: ProfileRequest, profile: Profile, dtype: str) -> RoundsMeasured:
     """Run `request.engine_name` on the GPU with random weights and record its rounds; what is known
     is not measured again.
 
     Both of vLLM's model runners are measured where the version has two that run drafts differently.
     Raises ArchsearchError without a target, or for an engine that cannot make up weights.
     """
-    from archsearch.engines.measure.rounds import BUDGET_S, RoundRequest, measure_rounds
-
     name, ref = request.engine_name, request.target_in_engine()
     if not engine_facts(name).dummy_weights:
         raise ArchsearchError(
@@ -179,12 +168,10 @@ def profile_rounds(
             variants=variants(name, engine({}).version),
             recorded=RECORDED.get(name, {}),
             tensor_parallel=request.tensor_parallel,
-            budget_s=budget_s or BUDGET_S,
             known=frozenset(row.shape for row in profile.select("round", dtype, "graph")),
         )
         with ProgressLine(f"rounds of {name}") as line:
-            found = measure_rounds(asked, record=profile.record, progress=line)
-    return EngineRounds(len(found.rows), tuple(found.left), found.failed)
+            return measure_rounds(asked, record=profile.record, progress=line)
 
 
 def variants(engine: str, version: str) -> list[dict[str, str]]:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.engine_facts import engine_facts
@@ -19,8 +19,16 @@ from archsearch.models.targets import TargetRef
 from archsearch.pipeline.latency import engine_tables
 from archsearch.profiles import ForwardShape, Profile, stack_key
 from archsearch.progress import ProgressLine
-from archsearch.records import save
-from archsearch.report.terminal.profile import CheckRow
+from archsearch.records import as_data, save
+from archsearch.report.terminal.profile import (
+    Check,
+    CheckErrors,
+    CheckRow,
+    CpuPace,
+    GpuSweeps,
+    NoModel,
+    Profiled,
+)
 from archsearch.search.space import SearchSpace
 
 if TYPE_CHECKING:
@@ -83,8 +91,8 @@ class ProfileRun:
         self.reference = request.target or ENGINE_STAND_IN
         self.drafts = request.space.sample(self.reference, 400, request.seed)
         self.memory = float(device.memory_bytes)
-        self.learnt: dict[str, object] = {}
-        self.checks: dict[str, object] = {}
+        self.learnt: dict[str, LatencyModel | NoModel] = {}
+        self.checks: dict[str, Check] = {}
 
     def learn(self, bench: Bench, dtype: str, mode: str) -> None:
         """What the latency model makes of the rows of a dtype and mode, and its check."""
@@ -94,19 +102,18 @@ class ProfileRun:
             tables = engine_tables(self.profile, self.device, dtype, mode, request.engine_name)
             model = LatencyModel(self.profile, dtype, mode, request.engine_name, None, tables)
         except MissingDataError as error:
-            self.learnt[name] = {"missing": str(error)}
+            self.learnt[name] = NoModel(str(error))
             return
-        self.learnt[name] = model.summary()
+        self.learnt[name] = model
         if request.check and not engine.gguf:
-            self.checks[name] = self.check(bench, dtype, mode)
+            self.checks[name] = self._check(bench, name, dtype, mode)
 
-    def check(self, bench: Bench, dtype: str, mode: str) -> dict[str, Any]:
+    def _check(self, bench: Bench, name: str, dtype: str, mode: str) -> Check:
         """Measure whole drafts (and verification passes) that the profile has not seen and compare;
         kept as the known error."""
         from archsearch.profiling.cpu_sweep import check_points, measure_points
 
-        request, profile, gpu = self.request, self.profile, self.device.kind == "gpu"
-        name = f"{dtype} {mode}" if gpu else dtype
+        request, profile = self.request, self.profile
         # drawn with a seed that moves on, so that no check repeats the last one's shapes
         done = sum(entry.get("checks", 0) for entry in profile.known_error.values())
         unseen = request.space.sample(self.reference, 400, 1_000_003 + request.seed + done)
@@ -142,44 +149,52 @@ class ProfileRun:
                     noisy=row.noisy,
                 )
             )
-        result: dict[str, Any] = {"checks": before + 1}
-        for what in ("draft step", "verify"):
-            if group := [row for row in rows if row.what.startswith(what)]:
-                result[what] = _error_summary(group, GPU_GOAL if gpu else CPU_GOAL)
-        profile.known_error[name] = result
-        profile.save_header()
-        every = {"rows": rows}
+        goal = GPU_GOAL if self.device.kind == "gpu" else CPU_GOAL
+        drafts, passes = (
+            _error_summary([row for row in rows if row.what.startswith(what)], goal)
+            for what in ("draft step", "verify")
+        )
+        check = Check(before + 1, drafts, passes, rows)
+        known = as_data(check)
         file = self.folder / f"check-{name.replace(' ', '-')}.json"
-        save(file, {"dtype": dtype, "mode": mode, **result, **every})
-        return result | every
+        save(file, {"dtype": dtype, "mode": mode, **known})
+        known.pop("rows")
+        profile.known_error[name] = known
+        profile.save_header()
+        return check
 
-    def summary(self, **more: object) -> dict[str, object]:
-        """What `profile_device` returns, with `more` of one kind of device."""
-        return {
-            "folder": str(self.folder),
-            "device": self.device.key,
-            "rows": len(self.profile.rows),
-            "new_rows": len(self.profile.rows) - self.before,
-            "noisy_share": self.profile.noisy_share,
-            **more,
-            "models": self.learnt,
-            "checks": self.checks,
-            "known_error": self.profile.known_error,
-        }
+    def summary(self, measured: CpuPace | GpuSweeps) -> Profiled:
+        """What `profile_device` returns, with what was `measured` of one kind of device."""
+        profile = self.profile
+        return Profiled(
+            str(self.folder),
+            self.device.key,
+            len(profile.rows),
+            len(profile.rows) - self.before,
+            profile.noisy_share,
+            measured,
+            self.learnt,
+            self.checks,
+            profile.known_error,
+        )
 
 
-def _error_summary(rows: Sequence[CheckRow], goal: tuple[float, float, float]) -> dict[str, object]:
-    """Median absolute error, shares within 10 %, 12 % and two std, whether `goal` is reached."""
+def _error_summary(
+    rows: Sequence[CheckRow], goal: tuple[float, float, float]
+) -> CheckErrors | None:
+    """Over `rows`, and whether `goal` is reached; None of none."""
+    if not rows:
+        return None
     errors = [abs(row.relative_error) for row in rows]
     within_std = [abs(row.predicted_s - row.measured_s) <= 2 * row.predicted_std_s for row in rows]
     median = statistics.median(errors)
     most, margin, share = goal
-    return {
-        "cases": len(rows),
-        "median_absolute_error": median,
-        "within_10_percent": statistics.fmean(e <= 0.10 for e in errors),
-        "within_12_percent": statistics.fmean(e <= 0.12 for e in errors),
-        "within_two_std": statistics.fmean(within_std),
-        "bias": statistics.median(row.relative_error for row in rows),
-        "reached": median <= most and statistics.fmean(e <= margin for e in errors) >= share,
-    }
+    return CheckErrors(
+        len(rows),
+        median,
+        within_10_percent=statistics.fmean(e <= 0.10 for e in errors),
+        within_12_percent=statistics.fmean(e <= 0.12 for e in errors),
+        within_two_std=statistics.fmean(within_std),
+        bias=statistics.median(row.relative_error for row in rows),
+        reached=median <= most and statistics.fmean(e <= margin for e in errors) >= share,
+    )

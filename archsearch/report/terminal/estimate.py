@@ -50,13 +50,14 @@ FREE = (
 class Entry:
     """A draft in one engine. `engine_class`: how it runs there, None where nothing is known;
     `group`: those whose error bars tell none apart; `free_layers`: how many it may have before the
-    host decides the round."""
+    host decides the round; `other_tokenizer`: its vocabulary cannot be the target's."""
 
     draft: str
     training: str
     notes: tuple[str, ...]
     pays: bool
     no_room: str
+    other_tokenizer: bool
     group: int
     served: str
     engine_class: str | None
@@ -64,8 +65,15 @@ class Entry:
     free_layers: float | None
 
     @property
+    def barred(self) -> tuple[bool, bool, bool]:
+        """Whether it has another tokenizer, no room, or breaks a limit."""
+        return self.other_tokenizer, bool(self.no_room), bool(self.score.broken_limits)
+
+    @property
     def answer(self) -> str:
-        return "no room" if self.no_room else pays_word(self.score.speedup)
+        words = ("other tokenizer", "no room", "over limit")
+        why = (word for word, barred in zip(words, self.barred, strict=True) if barred)
+        return next(why, pays_word(self.score.speedup))
 
     @property
     def cells(self) -> dict[str, str]:
@@ -152,15 +160,18 @@ def estimate_text(result: Estimated, *, explain: bool) -> str:
     """The answer in at most SCREEN lines of 100 columns; with `explain` all that it rests on behind
     it."""
     entries, engines, unit = result.drafts, result.engines, unit_of(result.device)
-    best = max(entries, key=lambda entry: (not entry.no_room, entry.score.speedup.value))
-    budget, gain = result.training_budget, best.score.speedup
+    best = min(entries, key=lambda entry: (*entry.barred, -entry.score.speedup.value))
+    budget, gain, broken = result.training_budget, best.score.speedup, best.score.broken_limits
     hours = "" if budget is None else hours_words(budget.gpu_hours, unit)
     trained = any(entry.score.needs and entry.score.needs.kind == "training" for entry in entries)
     given = f" Drafters to be trained are given {hours}." if hours and trained else ""
     several = len(engines) > 1
     above = [
         *([f"No room: {best.no_room}. Were there room:"] if best.no_room else []),
-        f"Speculation {verdict(gain)} for {result.target} on {result.device}: best"
+        *([f"Breaks a limit: {'; '.join(broken)}. Without that:"] if broken else []),
+        f"{best.draft} has another tokenizer than {result.target}: engines need the same."
+        if best.other_tokenizer
+        else f"Speculation {verdict(gain)} for {result.target} on {result.device}: best"
         f" {best.draft}{' in ' + best.served if several else ''}, gamma {best.score.gamma},"
         f" {gain_words(gain)}.",
         f"{result.words()}, {' and '.join(engines)}.{given}",
@@ -188,7 +199,9 @@ def estimate_text(result: Estimated, *, explain: bool) -> str:
     ]
     lines = [*wrapped(above), "", *table(rows, header).splitlines(), ""]
     room = SCREEN - len(lines) - len(below)
-    for text in _said(result):
+    others = [(entry.draft, entry.score) for entry in entries if entry is not best]
+    over = [f"{name} breaks a limit: {text}." for name, row in others for text in row.broken_limits]
+    for text in [*over, *_said(result)]:
         said = wrapped([text])
         lines, room = (lines + said, room - len(said)) if len(said) <= room else (lines, room)
     text = "\n".join([*lines, *below])
@@ -228,7 +241,7 @@ def _explained(result: Estimated) -> str:
         f"Latency: {result.latency}.",
         f"Acceptance: {given}.{step if one and not mix else ''}",
         "",
-        *(_one_engine(entries) if one else _side_by_side(entries)),
+        *(_one_engine(entries) if one else [_table(entries, SIDE_BY_SIDE), "", FREE]),
         "",
     ]
     for entry in entries:
@@ -262,7 +275,3 @@ def _round(entry: Entry, alike: bool) -> str:
         *([how] if how and not alike else []),
     ]
     return "; ".join(parts)
-
-
-def _side_by_side(entries: Sequence[Entry]) -> list[str]:
-    return [_table(entries, SIDE_BY_SIDE), "", FREE]

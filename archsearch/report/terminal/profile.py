@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from archsearch.estimate import Estimate
+import numpy as np
+
+from archsearch.engines.measure.rounds import RoundsMeasured
+from archsearch.estimate import Array
+from archsearch.latency.added import AddedFit
+from archsearch.latency.model import LatencyModel
+from archsearch.records import Inline, Maybe, Stored
 from archsearch.report.terminal.layout import plus_minus, table
 
 CHECKED: Final = (
@@ -39,15 +45,6 @@ class SweepEnd:
 
 
 @dataclass(frozen=True)
-class EngineRounds:
-    """What was measured in an engine on a GPU. `left`: for want of time; `failed`: why."""
-
-    new_rows: int
-    left: tuple[str, ...]
-    failed: Mapping[str, str]
-
-
-@dataclass(frozen=True)
 class CheckRow:
     """A pass of a shape that the profile had not seen, measured and predicted."""
 
@@ -74,78 +71,146 @@ class CheckRow:
         )
 
 
+@dataclass(frozen=True)
+class CheckErrors:
+    """Of such passes, over all of one kind. `reached`: what a check is to reach."""
+
+    cases: int
+    median_absolute_error: float
+    within_10_percent: float
+    within_12_percent: float
+    within_two_std: float
+    bias: float
+    reached: bool
+
+
+@dataclass(frozen=True)
+class Check:
+    """How often was checked, and the figures of the newest; all but `rows` are in the profile."""
+
+    checks: int
+    draft_step: Annotated[CheckErrors | None, Stored(name="draft step", omit=True)] = None
+    verify: Maybe[CheckErrors] = None
+    rows: Sequence[CheckRow] = ()
+
+
+@dataclass(frozen=True)
+class CpuPace:
+    """How much slower than its quiet reference a CPU was."""
+
+    planned_rows: int
+    slowdown_p5: float
+    slowdown_median: float
+    slowdown_p95: float
+
+
+@dataclass(frozen=True)
+class GpuSweeps:
+    """`skipped`: what did not fit the memory; `sweeps`, `rounds`: by dtype and mode."""
+
+    throttled_share: float
+    sweeps: Mapping[str, SweepEnd]
+    skipped: Sequence[str]
+    rounds: Mapping[str, RoundsMeasured]
+    provenance: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class NoModel:
+    """Why nothing can be learnt yet."""
+
+    missing: str
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """The answer of `profile`; `models`, `checks`: by dtype, and mode on a GPU."""
+
+    folder: str
+    device: str
+    rows: int
+    new_rows: int
+    noisy_share: float
+    measured: Inline[CpuPace | GpuSweeps]
+    models: Mapping[str, LatencyModel | NoModel]
+    checks: Mapping[str, Check]
+    known_error: Mapping[str, Any]
+
+
 ERRORS: Final = (
-    "{what}: {cases} cases, median absolute error {median_absolute_error:.1%},"
-    " {within_12_percent:.0%} within 12 %, {within_two_std:.0%} within two std, bias {bias:+.1%}"
-)
-LEFT_OUT: Final = (
-    "whole passes left out one at a time: median error {leave_one_out_median:.1%},"
-    " {leave_one_out_within_12_percent:.0%} within 12 %."
+    "{0}: {1.cases} cases, median absolute error {1.median_absolute_error:.1%},"
+    " {1.within_12_percent:.0%} within 12 %, {1.within_two_std:.0%} within two std,"
+    " bias {1.bias:+.1%}"
 )
 OWN_PASSES: Final = (
-    "passes as {engine} ran them: {rows} rows, left out one at a time: median error"
-    " {leave_one_out_median:.1%}, {leave_one_out_within_10_percent:.0%} within 10 %; beside them it"
-    " takes {plain_s:.2f} ms a plain step, {round_s:.2f} ms a round and {token_s:.2f} ms a draft"
-    " token (measured)."
+    "passes as {} ran them: {} rows, {}; beside them it takes {plain_s:.2f} ms a plain step,"
+    " {round_s:.2f} ms a round and {token_s:.2f} ms a draft token (measured)."
 )
 ADDED: Final = (
-    "{engine} adds {plain_s:.2f} ms per plain token, {round_s:.2f} ms per round, {token_s:.2f} ms"
-    " per draft token and {layer_s:.3f} ms per layer of it (measured)."
+    "{} (vocabulary {}) adds {plain_s:.2f} ms per plain token, {round_s:.2f} ms per round,"
+    " {token_s:.2f} ms per draft token and {layer_s:.3f} ms per layer of it (measured)."
 )
 ROUNDS: Final = (
-    "rounds of class {class}, {rows} measured, median error of the law {median_absolute_error:.1%};"
-    " ms, those not determined in brackets: {words}."
+    "rounds of class {0.rounds.costs.name}, {0.rounds.measured} measured, median error of the law"
+    " {0.median_absolute_error:.1%}; ms, those not determined in brackets: {1}."
 )
 
 
 def import_text(result: Imported) -> str:
     """What `profile --from` prints."""
-    provenance = result.provenance
+    whose = result.provenance
     lines = [
         f"Profile {result.folder}: {result.rows} rows for {result.device}.",
         f"{result.origin}.",
-        f"Licence of the tables: {provenance['licence']}, {provenance['copyright']}.",
+        f"Licence of the tables: {whose['licence']}, {whose['copyright']}.",
     ]
-    if absent := provenance.get("not_in_tables"):
+    if absent := whose.get("not_in_tables"):
         lines.append(f"Not in the tables, so modelled: {'; '.join(absent)}.")
     lines += ["", f"Next: archsearch search --target llama-65b --profile {result.folder}"]
     return "\n".join(lines)
 
 
-def _ms(costs: Mapping[str, float]) -> dict[str, float]:
+def _ms(fit: AddedFit) -> dict[str, float]:
     """What an engine adds, in ms; 0 of what was not measured."""
+    costs = fit.to_dict()
     known = ("plain_s", "round_s", "token_s", "layer_s")
     return {name: 1e3 * costs.get(name, 0.0) for name in known}
 
 
-def _learnt_words(learnt: Mapping[str, Any]) -> Iterator[str]:
-    """How right the model of one dtype is (`LatencyModel.summary`), and what engines add."""
-    if "missing" in learnt:
-        yield f"no model yet: {learnt['missing']}"
+def _left_out(errors: Array, percent: int) -> str:
+    median, within = float(np.median(errors)), float(np.mean(errors <= percent / 100))
+    return f"left out one at a time: median error {median:.1%}, {within:.0%} within {percent} %"
+
+
+def _learnt_words(model: LatencyModel | NoModel) -> Iterator[str]:
+    """How right the model of one dtype is, and what engines add."""
+    if isinstance(model, NoModel):
+        yield f"no model yet: {model.missing}"
         return
-    if "leave_one_out_median" in learnt:
-        yield LEFT_OUT.format(**learnt)
-    if own := learnt.get("engine_passes"):
-        yield OWN_PASSES.format(**own, **_ms(own["rest"]))
-    if rounds := learnt.get("rounds"):
-        words = []
-        for name, cost in rounds["costs"].items():
-            if cost["value"] or cost["std"]:
-                text = f"{name.replace('_', ' ')} {plus_minus(Estimate.from_dict(cost), 1e3)}"
-                words.append(text if name in rounds["identified"] else f"({text})")
-        yield ROUNDS.format(**rounds, words=", ".join(words))
-    for engine, costs in learnt["engines"].items():
-        yield ADDED.format(engine=engine, **_ms(costs))
+    if (errors := model.left_out_) is not None:
+        yield f"whole passes {_left_out(errors, 12)}."
+    if (own := model.engine_) is not None:
+        words = _left_out(own.left_out_, 10)
+        yield OWN_PASSES.format(own.engine, len(own.rows), words, **_ms(own.rest_))
+    if (fit := model.round_fit_) is not None:
+        costs = []
+        for name, cost in fit.costs.items():
+            if cost.value or cost.std:
+                text = f"{name.replace('_', ' ')} {plus_minus(cost, 1e3)}"
+                costs.append(text if name in fit.identified else f"({text})")
+        yield ROUNDS.format(fit, ", ".join(costs))
+    for (engine, vocabulary), added in model.added_.items():
+        yield ADDED.format(engine, vocabulary, **_ms(added))
 
 
-def _cpu_lines(result: Mapping[str, Any]) -> list[str]:
+def _cpu_lines(pace: CpuPace, noisy_share: float) -> list[str]:
     """How quiet the machine was, of a CPU's profile."""
     words = (
-        "Machine: {slowdown_median:.2f} times the quiet reference (5-95 %: {slowdown_p5:.2f} to"
-        " {slowdown_p95:.2f}); divided out of every repeat."
+        "Machine: {0.slowdown_median:.2f} times the quiet reference (5-95 %: {0.slowdown_p5:.2f} to"
+        " {0.slowdown_p95:.2f}); divided out of every repeat."
     )
-    lines, loud = [words.format(**result)], result["slowdown_p95"] > 1.5 * result["slowdown_p5"]
-    if loud or result["noisy_share"] > 0.25:
+    lines, loud = [words.format(pace)], pace.slowdown_p95 > 1.5 * pace.slowdown_p5
+    if loud or noisy_share > 0.25:
         lines.append(
             "WARNING: this machine is busy or throttles: stop other work and run the command again,"
             " or trust the numbers less."
@@ -153,42 +218,45 @@ def _cpu_lines(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _gpu_lines(result: Mapping[str, Any]) -> list[str]:
+def _gpu_lines(measured: GpuSweeps) -> list[str]:
     """What each sweep of a GPU measured, and whether its clock dropped."""
     lines = []
-    for name, sweep in result["sweeps"].items():
+    for name, sweep in measured.sweeps.items():
         std = sweep.relative_std or 0.0
         sure = f", a step is predicted to ± {std:.1%} (std of the median pass)" if std else ""
         lines.append(f"{name}: {sweep.new_rows} new rows; stopped: {sweep.stopped}{sure}.")
-    if throttled := result["throttled_share"]:
+    if throttled := measured.throttled_share:
         lines.append(
             f"WARNING: the clock dropped by more than 10 % during {throttled:.0%}"
             " of the rows: check cooling and power limit, then run the command again."
         )
-    lines += [f"Skipped, out of memory: {point}" for point in result["skipped"]]
-    for name, measured in result["rounds"].items():
-        lines.append(f"{name}: {measured.new_rows} rounds measured in the engine.")
-        if measured.left:
-            left = "; ".join(measured.left)
+    lines += [f"Skipped, out of memory: {point}" for point in measured.skipped]
+    for name, rounds in measured.rounds.items():
+        lines.append(f"{name}: {rounds.new_rows} rounds measured in the engine.")
+        if rounds.left:
+            left = "; ".join(rounds.left)
             lines.append(f"Left for want of time (the same command goes on): {left}")
-        lines += [f"Not measured: {case}: {words}" for case, words in measured.failed.items()]
+        lines += [f"Not measured: {case}: {words}" for case, words in rounds.failed.items()]
     return lines
 
 
-def profile_text(result: Mapping[str, Any], asked: str) -> str:
-    """What `profile` prints of a summary; `asked`: the target, and the engine where it is another
-    one."""
-    first = "Profile {folder}: {rows} rows, {new_rows} new, {noisy_share:.0%} noisy."
-    lines = [first.format(**result), *(_gpu_lines if "sweeps" in result else _cpu_lines)(result)]
-    for dtype, learnt in result["models"].items():
-        lines += [f"{dtype}: {words}" for words in _learnt_words(learnt)]
-    for dtype, check in result["checks"].items():
+def profile_text(result: Profiled, asked: str) -> str:
+    """What `profile` prints; `asked`: the target, and the engine where it is another one."""
+    first = "Profile {0.folder}: {0.rows} rows, {0.new_rows} new, {0.noisy_share:.0%} noisy."
+    lines = [first.format(result)]
+    if isinstance(result.measured, CpuPace):
+        lines += _cpu_lines(result.measured, result.noisy_share)
+    else:
+        lines += _gpu_lines(result.measured)
+    for dtype, model in result.models.items():
+        lines += [f"{dtype}: {words}" for words in _learnt_words(model)]
+    for dtype, check in result.checks.items():
         title = f"Check {dtype}: shapes the profile has not seen"
-        lines += ["", title, table([row.cells() for row in check["rows"]], CHECKED)]
-        kinds = [what for what in ("draft step", "verify") if what in check]
-        lines += [ERRORS.format(what=what, **check[what]) for what in kinds]
-    next_ = f"Next: archsearch search --target {asked} --profile {result['folder']}"
-    return "\n".join([*lines, "", next_])
+        lines += ["", title, table([row.cells() for row in check.rows], CHECKED)]
+        kinds = (("draft step", check.draft_step), ("verify", check.verify))
+        lines += [ERRORS.format(*each) for each in kinds if each[1]]
+    lines += ["", f"Next: archsearch search --target {asked} --profile {result.folder}"]
+    return "\n".join(lines)
 
 
 Level = Literal["ok", "note", "mend", "stop"]

@@ -25,7 +25,7 @@ from archsearch.runs.candidate import Divergence, TrainingRecord
 from archsearch.runs.confirmed import Confirmed, LoadRecord
 from archsearch.runs.run import open_run
 from archsearch.runs.tables import EngineComparison, TextVerdict
-from archsearch.schedule import GammaSchedule
+from archsearch.schedule import GammaSchedule, ranges_words
 from archsearch.search.objective import Score
 from archsearch.speedup import DIVERGENCE_RANGE, DIVERGENCE_STD, logit, logit_std
 
@@ -253,7 +253,6 @@ def schedule_text(result: Scheduled) -> str:
         pairs = zip(rows, adaptive.points, strict=True)
         rows = [(*row, plus_minus(each.speedup)) for row, each in pairs]
         heads += f" | adaptive, gamma {adaptive.gamma}"
-    spans = (f"{first}-{last}: {gamma or 'off'}" for first, last, gamma in schedule.ranges)
     facts = engine_facts(schedule.engine)
     one_gamma = facts.make and not facts.in_process and not facts.schedules
     engine = facts.name if one_gamma else "vllm --schedule"
@@ -264,7 +263,8 @@ def schedule_text(result: Scheduled) -> str:
         "",
         table(rows, heads),
         "",
-        f"Gamma by batch size: {', '.join(spans)}. {result.note}".rstrip(),
+        f"Gamma by batch size: {ranges_words(schedule.ranges)}. A range may lose 1 %."
+        f" {result.note}".rstrip(),
         f"{result.as_engine}.",
         *([f"{adaptive.words}."] if adaptive is not None else []),
         *([f"WARNING: {result.warning}."] if result.warning else []),

@@ -363,7 +363,7 @@ class SurveyRow:
     """What one GPU brings; `error`: why it cannot be said."""
 
     device: str
-    brings: Annotated[Brought | None, Stored(inline=True, omit=True)] = None
+    brings: Inline[Brought | None] = None
     error: Maybe[str] = None
 
     def cells(self) -> Iterator[tuple[str, ...]]:

@@ -64,6 +64,19 @@ class Part:
         """The server at its best with the draft loaded, and without a draft."""
         return self.served.best, self.served.plain
 
+    @property
+    def full(self) -> bool:
+        return any(run.full for run in self.runs)
+
+    @property
+    def gain(self) -> str:
+        """With the draft over without: by seconds per token, in tokens a second where either
+        server is full."""
+        best, plain = self.runs
+        if self.full:
+            return f"{best.tokens_per_s / plain.tokens_per_s:.2f} in tokens/s"
+        return f"{self.served.speedup:.2f}"
+
     def cells(self) -> tuple[str, ...]:
         runs, gamma = self.runs, self.served.gamma
         return (
@@ -74,18 +87,7 @@ class Part:
             *(_ms(run.tpot_s) for run in runs),
             *(_ms(run.ttft_s, 0) for run in runs),
             *(f"{run.tokens_per_s:,.0f}" for run in runs),
-            f"{self.served.speedup:.2f}",
-        )
-
-    def full_words(self) -> str:
-        """What counts where a server is full: the tokens it gives; a token's time is of as many as
-        run."""
-        best, plain = self.runs
-        given, alone = best.tokens_per_s, plain.tokens_per_s
-        return (
-            f"{self.name}: throughput {given:,.0f} tokens/s with the draft, {alone:,.0f} without"
-            f" ({given / alone:.2f}x); time per token is of {best.running:.1f} running against"
-            f" {plain.running:.1f}."
+            self.gain,
         )
 
     def checks(self) -> list[str]:
@@ -95,7 +97,8 @@ class Part:
         if (seen := self.simulated) is not None:
             words = f"with the draft {_simulated(seen.drafting)}; without {_simulated(seen.plain)}"
             lines.append(f"simulated ({seen.requests} requests): {words}")
-        late = [run.ttft_p99_s for run in self.runs if run.ttft_p99_s is not None]
+        ends = [] if self.full else self.runs
+        late = [run.ttft_p99_s for run in ends if run.ttft_p99_s is not None]
         if len(late) == 2:
             lines.append(
                 f"99 % have a first token within {_ms(late[0], 0)} ms, without the draft"
@@ -138,8 +141,10 @@ class UnderLoad:
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic(Asked):
-    """The answer of `traffic`."""
+    """The answer of `traffic`. `alternatives`: the parts of `load` are rates of which each is a
+    load of its own."""
 
+    alternatives: Maybe[bool] = None
     load: tuple[AskedPart, ...]
     objective: str
     trace_note: str
@@ -150,10 +155,10 @@ def traffic_text(result: Traffic) -> str:
     """What `traffic` prints."""
     lines = wrapped(
         [
-            *(f"{entry.draft}: {_answer(entry, result.objective)}" for entry in result.drafts),
+            *(f"{entry.draft}: {_answer(entry, result)}" for entry in result.drafts),
             f"Target {result.target} on {result.device}, {result.dtype_words}, tensor"
             f" parallel {result.workload.tensor_parallel}.",
-            *(f"Load {part.words()}." for part in result.load),
+            *(f"Load {part.words(shared=not result.alternatives)}." for part in result.load),
             *([f"Note: {result.trace_note}."] if result.trace_note else []),
         ]
     )
@@ -162,7 +167,11 @@ def traffic_text(result: Traffic) -> str:
     return "\n".join([*lines, "", *wrapped([MEANS, f"Latency: {result.latency}."])])
 
 
-def _answer(entry: UnderLoad, objective: str) -> str:
+def _answer(entry: UnderLoad, result: Traffic) -> str:
+    objective, parts = result.objective, entry.parts
+    full = objective == "speedup" and any(part.full for part in parts)
+    if result.alternatives or full:
+        return f"speed-up {', '.join(f'{part.gain} at {part.name}' for part in parts)}."
     if objective == "speedup":
         return f"speed-up over the load {entry.objective:.2f}x."
     unit = UNITS[objective]
@@ -179,8 +188,6 @@ def _one(entry: UnderLoad) -> list[str]:
     lines = [f"{entry.draft}, served by {entry.by.served}", table(rows, header)]
     for part in entry.parts:
         lines += part.checks()
-    if any(part.served.drafting.full or part.served.plain.full for part in entry.parts):
-        lines += [part.full_words() for part in entry.parts]
     lines += [f"Breaks a limit: {text}." for text in entry.broken_limits]
     return lines + [f"Note: {note}" for note in entry.notes]
 

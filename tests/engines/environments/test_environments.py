@@ -134,9 +134,9 @@ def test_install_from_nothing_and_everything_after_it(
         and all(0 <= row[1] <= row[2] for row in told)
     )
     assert find_python("tiny") == done.python == tmp_path / "cache/engines/tiny/bin/python"
-    facts = check("tiny")
-    assert facts["version"] == "1.2.0" and facts["warning"] is None
-    assert facts["packages"] == {"tinyengine": "1.2.0", "torch": "9.0+cpu"}
+    found = check("tiny")
+    assert found.facts.version == "1.2.0" and found.warning is None
+    assert found.facts.packages == {"tinyengine": "1.2.0", "torch": "9.0+cpu"}
     log = (tmp_path / "cache/engines/tiny/install.log").read_text()
     assert "No matching distribution found for torch==9.0+cpu" in log and "--extra-index-url" in log
     assert install("tiny", device="cpu") == done, "a finished environment is kept"
@@ -188,9 +188,9 @@ def test_the_variable_comes_first_and_must_be_an_interpreter(
     ("version", "warning"), [("1.2", False), ("1.2.0rc1", False), ("1.3.1", True), ("1.1", True)]
 )
 def test_another_version_is_a_warning(tmp_path: Path, version: str, warning: bool) -> None:
-    facts = check("tiny", fake_python(tmp_path / "python", version))
-    assert (facts["warning"] is not None) == warning
-    assert not warning or f"{version} is not the tested version 1.2.0" in facts["warning"]
+    found = check("tiny", fake_python(tmp_path / "python", version)).warning
+    assert (found is not None) == warning
+    assert not warning or f"{version} is not the tested version 1.2.0" in found
 
 
 def test_too_old_absent_and_broken_engines(tmp_path: Path) -> None:

@@ -18,13 +18,16 @@ from archsearch.engines.measure.figures import (
 from archsearch.engines.measure.results import ByPrompt
 from archsearch.engines.measure.turns import Plan, Variant, run_plan
 from archsearch.errors import ArchsearchError, RunFailed
+from archsearch.progress import silent
 from archsearch.speedup import counting_doubt
 
 PROMPTS = [EnginePrompt(f"p{i}", (1, 2, i), "code" if i % 2 else "chat") for i in range(4)]
 CALLS: list[tuple[int, str]] = []
 
 
-def confirm(make, target, draft, gammas, prompts, progress=None, **options) -> dict[int, ByPrompt]:  # noqa: ANN001, ANN003
+def confirm(
+    make, target, draft, gammas, prompts, progress=silent, **options
+) -> dict[int, ByPrompt]:  # noqa: ANN001, ANN003
     """A draft at several gammas; what came out by gamma."""
     variants = [Variant(f"gamma {gamma}", draft or "draft", gamma) for gamma in sorted(gammas)]
     plan = Plan(target, variants, prompts, **options)

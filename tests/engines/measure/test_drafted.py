@@ -35,9 +35,9 @@ def test_rounds_less_the_targets_pass() -> None:
         mode="eager",
         slowdown=lambda: 2.0,
     )
-    rows = measure_passes(lambda case: engine, asked, cases, record=kept.append)
-    assert kept == rows and len(rows) == 4
-    for row in rows:
+    measure_passes(lambda case: engine, asked, cases, record=kept.append)
+    assert len(kept) == 4
+    for row in kept:
         shape = DraftedShape.of(row)
         gamma, batch = shape.gamma, shape.batch
         draft_s = gamma * 1e-3 + 0.2e-3 * batch * (gamma + 2 + gamma - 1)

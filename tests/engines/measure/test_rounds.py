@@ -70,7 +70,7 @@ def test_rounds_become_rows(tmp_path: Path) -> None:
     clock, engines, kept = Clock(), [], []
     asked = request(law, clock, engines, recorded={"async_scheduling": "0"}, tensor_parallel=2)
     found = measure_rounds(asked, record=kept.append, clock=clock)
-    assert found.rows == tuple(kept) and not found.left and not found.failed and len(kept) == 7
+    assert found.new_rows == len(kept) == 7 and not found.left and not found.failed
     for row in kept:
         shape = RoundShape.of(row)
         assert (
@@ -104,13 +104,13 @@ def test_rounds_become_rows(tmp_path: Path) -> None:
     more = request(
         law, clock, engines, recorded={"async_scheduling": "0"}, tensor_parallel=2, known=known
     )
-    assert measure_rounds(more, clock=clock).rows == ()
+    assert measure_rounds(more, clock=clock).new_rows == 0
 
 
 def test_the_budget_ends_it_before_a_start_would_overrun() -> None:
     clock = Clock()
     found = measure_rounds(request(law, clock, [], budget_s=4.5 * START_S), clock=clock)
-    assert len(found.rows) == 4 and clock.now <= 4.5 * START_S
+    assert found.new_rows == 4 and clock.now <= 4.5 * START_S
     assert found.left == ("8 layers, gamma 6", "2 layers, gamma 1", "8 layers, gamma 1")
 
 
@@ -120,7 +120,7 @@ def test_what_one_runner_cannot_do_is_told_and_the_other_is_measured() -> None:
         request(law, clock, [], variants=[{"RUNNER": "2"}, {"RUNNER": "1"}], budget_s=1e6),
         clock=clock,
     )
-    assert len(found.rows) == 8 and len(found.failed) == 6  # the target alone runs under both
+    assert found.new_rows == 8 and len(found.failed) == 6  # the target alone runs under both
     assert found.failed["24 layers, gamma 6 (RUNNER=2)"].startswith("vLLM does not run")
 
 

@@ -18,6 +18,7 @@ from archsearch.engines.measure.results import UnderLoad
 from archsearch.engines.measure.turns import Plan, Variant, full_steps, run_plan
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.estimate import Estimate
+from archsearch.progress import silent
 from archsearch.schedule import schedule_from_points
 from tests.doubles.made_up_engine import MadeUpEngine
 
@@ -26,7 +27,7 @@ SAMPLING = Sampling(max_new_tokens=200, ignore_end=True)
 RATES = (0.8, 0.5, 0.2)
 
 
-def measured(make, target, variants, prompts, concurrencies, sampling, progress=None, **changes):  # noqa: ANN001, ANN003, ANN201
+def measured(make, target, variants, prompts, concurrencies, sampling, progress=silent, **changes):  # noqa: ANN001, ANN003, ANN201
     """What a plan came to."""
     starts = changes.get("repeats", 5)
     plan = Plan(

@@ -54,15 +54,13 @@ def test_a_made_up_eagle_head_keeps_its_own_rows(
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, "vllm.model_executor.models.interfaces", interfaces)  # type: ignore[arg-type]
     keep = worker.model_config.keep_own_head
-    assert (
-        not keep({"family": "eagle3", "dummy_weights": False})
-        and not SupportsEagleBase.has_own_lm_head
-    )
-    assert (
-        not keep({"family": "dflash", "dummy_weights": True})
-        and not SupportsEagleBase.has_own_lm_head
-    ), "it shares by design"
-    assert keep({"family": "peagle", "dummy_weights": True}) and SupportsEagleBase.has_own_lm_head
+    for family, made_up, own in (
+        ("eagle3", False, False),
+        ("dflash", True, False),  # it shares by design
+        ("peagle", True, True),
+    ):
+        keep({"family": family, "dummy_weights": made_up})
+        assert SupportsEagleBase.has_own_lm_head == own
 
 
 # --------------------------------------------------------------------------------------------------

@@ -4,20 +4,23 @@ which its forms of the rejection kernels lack: tokens are accepted by chance."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loop import UserError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 def accept_by_chance(
-    output: Any,
-    cu_num_tokens: Any,
-    draft_ids: Any,
-    instead_ids: Any,
-    bonus_ids: Any,
-    uniform: Any,
-    rates: Any,
-    mine: Any,
+    output: Tensor,
+    cu_num_tokens: Tensor,
+    draft_ids: Tensor,
+    instead_ids: Tensor,
+    bonus_ids: Tensor,
+    uniform: Tensor,
+    rates: Tensor,
+    mine: Tensor | None,
 ) -> None:
     """vLLM's synthetic acceptance: draft token i is accepted where its uniform number is below
     rates[i].
@@ -65,7 +68,7 @@ class EvenChances:
         """Start a call: the same seed gives the same chances."""
         self.place = seed * 0.7548776662466927 % 1.0
 
-    def like(self, uniform: Any, cu_num_tokens: Any, rates: Any) -> Any:
+    def like(self, uniform: Tensor, cu_num_tokens: Tensor, rates: Tensor) -> Tensor:
         """Conditional chances [tokens] such that one number u a round decides it: position i is
         accepted where u < the product of rates[0..i]."""
         values: list[float] = []
@@ -122,12 +125,12 @@ def by_chance(plain: Callable[..., None], names: str) -> Callable[..., None]:
 
 
 def expand_values(
-    output: Any,
-    values: Any,
-    cu_num_tokens: Any,
+    output: Tensor,
+    values: Tensor,
+    cu_num_tokens: Tensor,
     replace_from: float,
     replace_to: float,
-    longest: Any = None,
+    longest: object = None,
 ) -> None:
     """output [tokens] = values [batch], each repeated for its request's draft tokens;
     `replace_from` becomes `replace_to`.
@@ -152,8 +155,8 @@ def expand_works(expand: Callable[..., None]) -> bool:
     return output.tolist() == [0.5, 1.25, 1.25]
 
 
-def mend_cpu_build(ask: Mapping[str, Any]) -> bool:
-    """Put plain torch where the CPU build falls short; True where something was replaced.
+def mend_cpu_build(ask: Mapping[str, Any]) -> None:
+    """Put plain torch where the CPU build falls short.
 
     Its fallbacks for Triton kernels lack synthetic acceptance, and the one that expands
     temperatures may write into an integer copy. Worker processes (tensor parallel) do not see the
@@ -168,27 +171,23 @@ def mend_cpu_build(ask: Mapping[str, Any]) -> bool:
     torch.cpu._init_amx()
 
     if HAS_TRITON:  # Triton's CPU backend runs the kernels themselves
-        return False
+        return
     if int(ask["tensor_parallel"]) > 1:
         if synthetic:
             raise UserError(
                 "synthetic acceptance with tensor_parallel above 1 needs a GPU; use"
                 " --tensor-parallel 1"
             )
-        return False
+        return
     import vllm._custom_ops  # noqa: F401 - loads the compiled kernels the fallbacks call
     from vllm.utils import cpu_triton_utils as fallbacks
 
-    replaced = False
     if not expand_works(fallbacks._expand_kernel_impl):
         fallbacks._expand_kernel_impl = expand_values
-        replaced = True
     if synthetic:
         for kind, names in (("greedy", GREEDY), ("random", RANDOM)):
             name = f"_rejection_{kind}_sample_kernel_impl"
             setattr(fallbacks, name, by_chance(getattr(fallbacks, name), names))
-        replaced = True
-    return replaced
 
 
 def expands_rightly(ask: Mapping[str, Any]) -> bool:
