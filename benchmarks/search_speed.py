@@ -31,8 +31,7 @@ from archsearch.architecture.counts import (
 from archsearch.estimate import Estimate
 from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.search.exact import rank_alone
-from archsearch.search.objective import Scorer
-from archsearch.search.ranking import groups_of
+from archsearch.search.objective import Scorer, grouped
 from archsearch.search.space import load_space
 from archsearch.search.study import How, search
 from archsearch.workload import Workload
@@ -133,7 +132,7 @@ def main() -> None:
         exact = [
             score.with_rank(rank) for rank, (*_, score) in enumerate(alone.ranked[:5], start=1)
         ]
-        groups = groups_of(scorer, exact)
+        groups = grouped(exact, scorer.acceptance, lambda score: scorer.context)
         for score in exact:
             gain = f"{score.speedup.value:.4f} +- {score.speedup.std:.2f}"
             print(f"  {score.rank}. {gain}  gamma {score.gamma}  {score.architecture.label()}")

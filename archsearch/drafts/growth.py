@@ -1,10 +1,9 @@
 """Further text of a run, source by source, where the greedy answers to its prompts are not enough.
 
     answers/        greedy answers to training prompts that the first text did not reach
-    more/, more-N/  sampled answers to the training prompts
     invented-N/     greedy answers to prompts that the target wrote (asked-N/) in the user's style
 
-Runs of earlier versions may hold longer/ and followed/ too: they are read.
+Runs of earlier versions may hold longer/, followed/, more/ and more-N/ too: they are read.
 
 Folders that were begun go on. Prompts whose answers are kept out to compare drafts on, and held-out
 prompts, get no further text and none like them.
@@ -26,15 +25,12 @@ if TYPE_CHECKING:
     from archsearch.drafts.texts import RunTexts
     from archsearch.text.cache import CachedSequence, TextCache
 
-SourceName = Literal["answers", "sampled", "invented"]
+SourceName = Literal["answers", "invented"]
 
 # What a written token of a source is worth, in tokens of greedy answers to the user's own prompts;
-# tried in this order. Measured: sampled, 0.14 with a band of -0.2 to 0.6 (benchmarks/results/
-# 2026-11-22-supply). Invented: 0.7 with a band of 0.3 to 1 (2026-11-26-invented), taken for less.
-WORTH: Final[dict[SourceName, float]] = {"answers": 1.0, "sampled": 0.15, "invented": 0.15}
-SAMPLED_TEMPERATURE: Final = 0.7  # near what the target writes greedily, yet not the same again
-SAMPLED_ROUNDS: Final = 4  # answers to one prompt beside the greedy one
-SAMPLED_FOLDERS: Final = ("more", *(f"more-{n}" for n in range(2, SAMPLED_ROUNDS + 1)))
+# tried in this order. Measured: invented, 0.7 with a band of 0.3 to 1 (benchmarks/results/
+# 2026-11-26-invented), taken for less.
+WORTH: Final[dict[SourceName, float]] = {"answers": 1.0, "invented": 0.5}
 ASKED: Final = 192  # prompts that are asked for at once
 MOST_INVENTED: Final = 20_000  # prompts; nobody has waited for so many
 BARREN_ROUNDS: Final = 2  # of asking without one usable prompt: the target cannot
@@ -82,7 +78,8 @@ class Growth:
         """Names of the folders of further text that hold some."""
         path = self.texts.folder
         invented = sorted(found.name for found in path.glob("invented-*"))
-        names = ["answers", "longer", "followed", *SAMPLED_FOLDERS, *invented]
+        sampled = sorted(found.name for found in path.glob("more*"))
+        names = ["answers", "longer", "followed", *sampled, *invented]
         return [name for name in names if any((path / name).glob("shard-*.safetensors"))]
 
     def speed(self) -> Speed:
@@ -116,8 +113,6 @@ class Growth:
         if name == "answers":
             left = [] if self._complete(name) else self._unanswered()
             return [len(p.token_ids) for p in left], 0.0
-        if name == "sampled":
-            return own * sum(not self._complete(folder) for folder in SAMPLED_FOLDERS), 0.0
         rounds = self._rounds()
         if not own or self._exhausted(rounds):
             return (), 0.0
@@ -152,7 +147,6 @@ class Growth:
         gained: dict[str, int] = {}
         doers: dict[SourceName, Callable[[float], int]] = {
             "answers": self._write_answers,
-            "sampled": self._write_sampled,
             "invented": self._write_invented,
         }
         for name, write in doers.items():
@@ -163,14 +157,6 @@ class Growth:
     def _write_answers(self, budget_s: float) -> int:
         prompts = [] if self._complete("answers") else self._unanswered()
         return self._write("answers", prompts, budget_s)
-
-    def _write_sampled(self, budget_s: float) -> int:
-        """The next round of sampled answers, one to each prompt."""
-        for number, folder in enumerate(SAMPLED_FOLDERS, start=1):
-            if not self._complete(folder):
-                prompts = [encoded for _, encoded in self._prompts()]
-                return self._write(folder, prompts, budget_s, SAMPLED_TEMPERATURE, seed=number)
-        return 0
 
     def _write_invented(self, budget_s: float) -> int:
         """The next round: prompts asked for, the usable ones answered. Rounds that gave no usable
@@ -211,20 +197,12 @@ class Growth:
         save(self.texts.folder / folder / "prompts.json", asked)
         return asked
 
-    def _write(
-        self,
-        folder: str,
-        prompts: Sequence[EncodedPrompt],
-        budget_s: float,
-        temperature: float = 0.0,
-        seed: int = 0,
-    ) -> int:
+    def _write(self, folder: str, prompts: Sequence[EncodedPrompt], budget_s: float) -> int:
         """Written tokens that came to a folder."""
         if not prompts:
             return 0
         before = self.tokens(folder)[0]
-        writing = Writing(self.texts.answer_tokens, temperature, seed=seed)
-        cache = self.timed(folder, prompts, writing, budget_s)
+        cache = self.timed(folder, prompts, Writing(self.texts.answer_tokens), budget_s)
         self.texts.forget(folder)
         return cache.written_tokens - before
 

@@ -38,8 +38,7 @@ from archsearch.pipeline.serving import (
 from archsearch.pipeline.training_budget import asked_budget, budget_s, with_budget
 from archsearch.report.phrases import Asked
 from archsearch.report.terminal.estimate import Difference, Entry, Estimated, WithPrompts
-from archsearch.search.objective import Score, Scorer
-from archsearch.search.ranking import groups_of
+from archsearch.search.objective import Score, Scorer, grouped
 from archsearch.speedup import Tree
 from archsearch.traffic.mix import LoadPart, Mix
 from archsearch.traffic.mix_scorer import MixScorer
@@ -206,7 +205,8 @@ def _groups(priced: Sequence[Priced]) -> list[list[Score]]:
     """Groups of tied drafts in one engine; each is judged in the context it was priced in."""
     contexts = {id(item.score): item.scorer.context for item in priced}
     scores = [item.score for item in priced]
-    return groups_of(priced[0].scorer, scores, lambda score: contexts[id(score)])
+    prior = priced[0].scorer.acceptance
+    return grouped(scores, prior, lambda score: contexts[id(score)])
 
 
 def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:

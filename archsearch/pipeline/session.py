@@ -41,8 +41,7 @@ from archsearch.progress import say
 from archsearch.records import save
 from archsearch.runs.run import WORKLOAD_FILE, Run, create_run, open_run, resume_run
 from archsearch.search import study
-from archsearch.search.objective import Score, Scorer
-from archsearch.search.ranking import groups_of
+from archsearch.search.objective import Score, Scorer, grouped
 from archsearch.search.samplers import AUTO, Sampler
 from archsearch.search.space import Limits, SearchSpace, load_space
 from archsearch.search.storage import open_storage, without_password
@@ -343,7 +342,7 @@ class SearchSession:
 
     def groups(self, scores: Sequence[Score]) -> list[list[Score]]:
         """Groups of tied `scores`, best first."""
-        return groups_of(self.scorer, scores, self.context_of)
+        return grouped(scores, self.scorer.acceptance, self.context_of)
 
     def scorer_of(self, score: Score) -> Scorer:
         """The scorer that asks of acceptance as a score was asked for."""

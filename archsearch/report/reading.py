@@ -39,7 +39,7 @@ from archsearch.runs.tables import (
     planned_schedule,
 )
 from archsearch.schedule import GammaSchedule
-from archsearch.search.objective import Score, difference_std, grouped
+from archsearch.search.objective import Score, grouped
 
 _T = TypeVar("_T")
 # acceptance by position is drawn at least so far: what a larger gamma would find
@@ -253,8 +253,7 @@ def groups(run: Run, scores: Sequence[Score]) -> dict[int, int]:
     )
     given = any(score.alpha.source == "given" for score in scores)
     prior = GivenAcceptance(0.5) if given else PriorAcceptance()
-    tied = grouped(scores, lambda one, two: difference_std(one, two, prior, lambda score: context))
-    found = enumerate(tied, start=1)
+    found = enumerate(grouped(scores, prior, lambda score: context), start=1)
     return {score.rank or 0: number for number, group in found for score in group}
 
 

@@ -537,9 +537,11 @@ def difference_std(
     return math.sqrt(variance)
 
 
-def grouped(scores: Sequence[Score], std_of: Callable[[Score, Score], float]) -> list[list[Score]]:
+def grouped(
+    scores: Sequence[Score], acceptance: AcceptanceEstimator, contexts: Contexts
+) -> list[list[Score]]:
     """Groups, best first: each is led by the best score left and holds all that are not worse than
-    it by more than `std_of` the two. Inside a group the model cannot say which is faster: choose by
+    it by more than `difference_std`. Inside a group the model cannot say which is faster: choose by
     memory, or measure.
     """
     rest = sorted(scores, key=lambda item: -item.ranked_by)
@@ -549,6 +551,7 @@ def grouped(scores: Sequence[Score], std_of: Callable[[Score, Score], float]) ->
         group, rest = [leader], []
         for item in others:
             gap = math.log(leader.worth / item.worth)
-            (group if gap < std_of(leader, item) else rest).append(item)
+            std = difference_std(leader, item, acceptance, contexts)
+            (group if gap < std else rest).append(item)
         groups.append(group)
     return groups

@@ -21,8 +21,7 @@ from archsearch.drafters.models import Independent
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Array, Estimate, Numbers
 from archsearch.search.exact import SpaceGrid
-from archsearch.search.objective import GridScores, Place, Score, Scorer, draft_bytes
-from archsearch.search.ranking import groups_of
+from archsearch.search.objective import GridScores, Place, Score, Scorer, draft_bytes, grouped
 
 
 @dataclass(frozen=True)
@@ -203,7 +202,7 @@ def pareto(
     )
     kept = [int(i) for i in np.flatnonzero(undominated(costs))]
     kept.sort(key=lambda i: -scores[i].speedup.value)
-    groups = groups_of(scorer, [scores[i] for i in kept])
+    groups = grouped([scores[i] for i in kept], scorer.acceptance, lambda score: scorer.context)
     number = {id(score): n for n, group in enumerate(groups, start=1) for score in group}
     cheapest = {id(min(group, key=lambda score: score.parameters)) for group in groups}
     return [

@@ -11,7 +11,7 @@ from typing import Final
 
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.needs import Needs
-from archsearch.search.objective import Contexts, Score, Scorer, difference_std, grouped
+from archsearch.search.objective import Score, Scorer, difference_std
 
 
 def best_of_each(
@@ -30,17 +30,6 @@ def effort(needs: Needs | None) -> tuple[int, float]:
     if needs is None:
         return 3, 0.0
     return {"exists": 0, "nothing": 1, "training": 2}[needs.kind], round(needs.gpu_hours, 6)
-
-
-def groups_of(
-    scorer: Scorer, scores: Sequence[Score], contexts: Contexts | None = None
-) -> list[list[Score]]:
-    """`objective.grouped` of scores, by what the scorer's acceptance says of each difference;
-    `contexts`: where it was asked about each, where drafts were made in different ways."""
-
-    asked = contexts or (lambda score: scorer.context)
-    prior = scorer.acceptance
-    return grouped(scores, lambda one, other: difference_std(one, other, prior, asked))
 
 
 def led_by_need(groups: Sequence[Sequence[Score]]) -> list[Score]:

@@ -20,8 +20,7 @@ from archsearch.drafters.registry import FAMILIES, family
 from archsearch.estimate import Estimate
 from archsearch.latency.drafted import DrafterRounds
 from archsearch.pipeline.latency import choose_latency
-from archsearch.search.objective import Score, Scorer
-from archsearch.search.ranking import groups_of
+from archsearch.search.objective import Score, Scorer, grouped
 from archsearch.search.study import SearchResult, merged
 from archsearch.workload import WorkloadRequest
 from published_table import load_published
@@ -174,7 +173,7 @@ def test_families_of_one_search_are_told_apart_by_what_both_are_unsure_of() -> N
     eagle3, independent = (
         scorer(FAMILIES[name].usual(scorer.target)) for name in ("eagle3", "independent")
     )
-    groups = groups_of(scorer, [eagle3, independent])
+    groups = grouped([eagle3, independent], scorer.acceptance, lambda score: scorer.context)
     assert sum(len(group) for group in groups) == 2
     alone = math.hypot(*(speculation.logit_std(score.alpha) for score in (eagle3, independent)))
     from archsearch.acceptance.families import gap_std

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from archsearch.drafts.growth import SAMPLED_ROUNDS, SPEED_FILE, Growth, Speed
+from archsearch.drafts.growth import SPEED_FILE, Growth, Speed
 from archsearch.drafts.texts import RunTexts
 from archsearch.models.load import LoadedTarget
 from archsearch.models.targets import resolve_target
 from archsearch.records import save
 from archsearch.text.cache import TextCache
 from archsearch.text.prompt_set import PromptSet, load_prompt_set
+from archsearch.text.settings import Writing
 from archsearch.training.batches import split_heldout
 from archsearch.training.distill import DistillConfig, distill
 from archsearch.training.settings import HELDOUT_SEQUENCES
@@ -60,7 +61,7 @@ def distinct_tokens(texts: RunTexts) -> dict[str, int]:
 def test_every_source_is_used_once_it_is_the_turn_of_it_and_ends(texts: RunTexts) -> None:
     before = distinct_tokens(texts)
     supplies = {supply.name: supply for supply in texts.growth.supplies()}
-    assert "sampled" in supplies and all(
+    assert "invented" in supplies and all(
         s.tokens > 0 and s.tokens_per_s > 0 and s.worth > 0 for s in supplies.values()
     )
     began = time.monotonic()
@@ -86,21 +87,14 @@ def test_every_source_is_used_once_it_is_the_turn_of_it_and_ends(texts: RunTexts
     assert distinct_tokens(again) == after
 
 
-def test_sampled_answers_come_in_rounds_and_come_to_an_end(tmp_path: Path) -> None:
+def test_sampled_answers_of_an_earlier_version_are_read(tmp_path: Path) -> None:
     texts = make_texts(tmp_path)
     texts.write_training_once(60.0)
-    growth = texts.growth
-    seen = [growth._write_sampled(60.0) for _ in range(SAMPLED_ROUNDS + 1)]
-    assert all(seen[:-1]) and seen[-1] == 0
-    assert growth.folders()[-SAMPLED_ROUNDS:] == [
-        "more",
-        *(f"more-{n}" for n in range(2, SAMPLED_ROUNDS + 1)),
-    ]
-    first, second = (TextCache.load(texts.folder / name) for name in ("more", "more-2"))
-    assert [s.token_ids.tolist() for s in first.sequences] != [
-        s.token_ids.tolist() for s in second.sequences
-    ]
-    assert "sampled" not in {supply.name for supply in texts.growth.supplies()}
+    prompts = [encoded for _, encoded in texts.growth._prompts()]
+    for name in ("more", "more-2"):
+        texts.answers(name, prompts, Writing(TOKENS, 0.7, seed=len(name)), 60.0)
+    assert texts.growth.folders() == ["more", "more-2"]
+    assert [cache.folder.name for cache in texts.all_training()] == ["text", "more", "more-2"]
 
 
 def test_prompts_that_time_did_not_reach_come_first_and_a_cut_goes_on(

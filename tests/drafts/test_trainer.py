@@ -45,7 +45,8 @@ def test_further_text_leaves_out_the_prompts_that_drafts_are_compared_on(
 
     assert trainer.texts.growth.grow(0.0) == {} and len(trainer.texts.all_training()) == 1
     # Of all sources the one over the same prompts; the others: test_growth.
-    assert trainer.texts.growth._write_sampled(60.0) > 0
+    growth = trainer.texts.growth
+    assert growth._write("answers", [encoded for _, encoded in growth._prompts()], 60.0) > 0
     assert len(trainer.texts.all_training()) == 2
     more = trainer.texts.all_training()[1]
     kept_out = split_heldout(
@@ -93,13 +94,14 @@ def test_a_head_that_is_known_beforehand_needs_no_second_reading(
     assert not fresh.texts.layers, "Medusa heads read none"
     heads.keep_states(plan)
     fresh.texts.write_training(60.0)
-    assert fresh.texts.growth._write_sampled(60.0) > 0
+    growth = fresh.texts.growth
+    assert growth._write("answers", [encoded for _, encoded in growth._prompts()], 60.0) > 0
     monkeypatch.setattr(auxiliary, "_layer_inputs", None)  # nothing is read
     record = heads.train(plan, 0.2).record
     assert record.aux_layers == fresh.texts.layers == (0, 1) and record.steps > 0
     assert {path.parent.name for path in tmp_path.glob("*/auxiliary-*")} == {
         "text",
-        "more",
+        "answers",
         "heldout",
     }
 

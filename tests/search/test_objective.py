@@ -13,8 +13,7 @@ from archsearch.architecture.counts import parameters
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.latency.draft_passes import LatencyOfRounds
-from archsearch.search.objective import Score, Scorer, draft_bytes, score
-from archsearch.search.ranking import groups_of
+from archsearch.search.objective import Score, Scorer, draft_bytes, grouped, score
 from archsearch.search.space import Limits
 from archsearch.workload import Workload
 
@@ -153,7 +152,9 @@ def test_indistinguishable_groups(make_scorer):
         DRAFT.replace(intermediate_size=1472),
         DRAFT.replace(num_hidden_layers=20),
     )
-    groups = groups_of(scorer, [scorer(far), scorer(near), scorer(nearer)])
+    groups = grouped(
+        [scorer(far), scorer(near), scorer(nearer)], scorer.acceptance, lambda score: scorer.context
+    )
     assert [{s.architecture for s in group} for group in groups] == [{near, nearer}, {far}]
     assert groups[0][0].speedup.value >= groups[0][1].speedup.value
 
@@ -161,7 +162,9 @@ def test_indistinguishable_groups(make_scorer):
 def test_given_alpha_with_sure_times_tells_all_apart(smollm2, roofline):
     scorer = Scorer(smollm2, Workload(), roofline(relative_std=0.0), GivenAcceptance(0.6))
     scores = [scorer(DRAFT.replace(num_hidden_layers=n)) for n in (1, 2, 3)]
-    assert [len(group) for group in groups_of(scorer, scores)] == [1, 1, 1]
+    assert [
+        len(group) for group in grouped(scores, scorer.acceptance, lambda score: scorer.context)
+    ] == [1, 1, 1]
 
 
 def test_gamma_below_one_is_refused(smollm2, roofline):

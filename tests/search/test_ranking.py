@@ -8,7 +8,7 @@ from dataclasses import replace
 from archsearch.architecture.architecture import Architecture
 from archsearch.needs import NOTHING, Needs
 from archsearch.search.objective import Score
-from archsearch.search.ranking import effort, groups_of, led_by_need
+from archsearch.search.ranking import effort, led_by_need
 
 DRAFT = Architecture(576, 1536, 2, 9, 3, 64, 49152)
 DEAR = Needs("training", tokens=1e9, text_hours=24.0)
@@ -74,7 +74,7 @@ def test_what_nobody_priced_comes_last():
 def test_drafts_made_in_different_ways_are_less_surely_apart(make_scorer):
     """The terms of how a draft was made do not cancel between one that exists and one that is to be
     trained."""
-    from archsearch.search.objective import difference_std
+    from archsearch.search.objective import difference_std, grouped
 
     scorer = make_scorer()
     one, other = scorer(DRAFT), scorer(DRAFT.replace(num_hidden_layers=4))
@@ -82,8 +82,8 @@ def test_drafts_made_in_different_ways_are_less_surely_apart(make_scorer):
     alike = difference_std(one, other, scorer.acceptance, lambda score: scorer.context)
     gap = 0.5 * alike + 0.5 * alike * 3  # apart by twice the std of drafts made alike
     far = replace(one, speedup=replace(one.speedup, value=other.speedup.value * 2.718281828**gap))
-    assert len(groups_of(scorer, [far, other], lambda score: scorer.context)) == 2
-    mixed = groups_of(
-        scorer, [far, other], lambda score: shared if score is other else scorer.context
+    assert len(grouped([far, other], scorer.acceptance, lambda score: scorer.context)) == 2
+    mixed = grouped(
+        [far, other], scorer.acceptance, lambda score: shared if score is other else scorer.context
     )
     assert len(mixed) == 1
