@@ -192,6 +192,8 @@ def profile(
     asked = (
         f" --engine {options['engine_name']}" if options["engine_name"] != "transformers" else ""
     )
+    if len(options["dtypes"]) == 1:
+        asked += f" --dtype {options['dtypes'][0]}"
     emit(result, profile_text(result, f"{shlex.quote(target or 'T')}{asked}"), as_json)
 
 

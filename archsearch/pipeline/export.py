@@ -21,6 +21,7 @@ from archsearch.export.card import (
 from archsearch.export.engines import DEFAULT_ENGINES, check_engines
 from archsearch.export.folder import export
 from archsearch.models.files import has_tokenizer, head_family_of
+from archsearch.models.gguf_file import kind_of_drafts
 from archsearch.models.targets import TargetRef, resolve_drafter, resolve_target
 from archsearch.pipeline.candidates import serving_ranks
 from archsearch.pipeline.families import INDEPENDENT, check_independent
@@ -128,13 +129,16 @@ def _draft_record(run: Run, candidate: Candidate) -> DraftRecord:
 
 def _stops(candidate: Candidate, draft_dtype: str | None) -> dict[str, tuple[int, float]]:
     """By engine, gamma and threshold of the draft that stops where unsure, where it was measured
-    there, as GGUF in the precision asked for, and was not slower than its best gamma."""
-    found = {}
-    for path in sorted(candidate.folder.glob("confirmed-*.json")):
+    there (last), as GGUF in the precision that is written, and was not slower than its best
+    gamma."""
+    found, written = {}, draft_dtype or ExportSource.gguf_dtype
+    paths = candidate.folder.glob("confirmed-*.json")
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime):
         known = load_or_note(path, "confirmation", Confirmed, [])
         if known is None or (row := known.stops) is None:
             continue
-        if not engine_facts(known.engine).gguf or known.draft_dtype == (draft_dtype or ""):
+        ran = known.draft_dtype or kind_of_drafts(known.dtype)
+        if not engine_facts(known.engine).gguf or ran == written:
             found[known.engine] = (row.gamma, row.stops_below)
     return found
 

@@ -81,7 +81,7 @@ def fastest_lines(reading: Reading, dtype: str) -> list[str]:
     own = [way for way in ways if way.dtype == dtype]
     unpriced = reading.engines.missing if reading.engines is not None else {}
     each = "; ".join(f"{engine_title(name)}: {command}" for name, command in unpriced.items())
-    missing = [f"Not compared, never profiled here ({each})."] if each else []
+    missing = [f"Not compared, not profiled in {dtype} here ({each})."] if each else []
     if len({way.engine for way in own}) < 2:
         return missing
     best = next((way for way in own if way.measured), own[0])

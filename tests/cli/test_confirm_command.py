@@ -322,3 +322,12 @@ def test_a_draft_that_stops_when_unsure_is_exported_as_it_was_measured(
     measured = (stopping["gamma"], stopping["stops_below"])
     assert _stops(candidate, "q8_0")["llama.cpp"] == measured, "in the precision it was run in"
     assert not {"llama.cpp"} & {*_stops(candidate, None), *_stops(candidate, "q4_0")}
+    row["gamma"] += 1  # measured last, and by name the first
+    path = with_run / "runs/a/best/1/confirmed-llama.cpp-float16.json"
+    own = {**in_q8, "draft_dtype": "", "dtype": "float16", "stopping": row}
+    path.write_text(json.dumps({**own, "stopping": {**row, "speedup_pooled": 9.0}}))
+    path.with_name("confirmed-llama.cpp.json").write_text(
+        json.dumps({**in_q8, "draft_dtype": "", "dtype": "float32"})
+    )
+    candidate = open_run(Path("runs/a")).candidate(1)
+    assert _stops(candidate, None)["llama.cpp"][0] == row["gamma"], "float16 is what is written"

@@ -76,7 +76,10 @@ def test_profile_engine_then_search_with_its_latencies(
     )
     text = call(*arguments).stdout
     assert "passes as vllm ran them: " in text
-    assert f"Next: archsearch search --target target --engine vllm --profile {profile}" in text
+    assert (
+        f"Next: archsearch search --target target --engine vllm --dtype float32 --profile {profile}"
+        in text
+    )
     assert last_json(call(*arguments, "--json"))["new_rows"] == 0
     result = last_json(call(*SEARCH, "--engine", "vllm", "--run", "runs/v", "--json"))
     assert "passes as vllm ran them" in result["latency"] and "WARNING" not in result["latency"]

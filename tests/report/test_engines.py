@@ -117,7 +117,7 @@ def test_an_engine_that_nothing_prices_is_named_with_its_command() -> None:
     """After `profile --engine llama.cpp` alone the others were left out unsaid."""
     alone = reading(QUICK)
     alone.engines = EngineWays("float32", (), {"vllm": "archsearch profile --engine vllm"})
-    words = "Not compared, never profiled here (vLLM: archsearch profile --engine vllm)."
+    words = "Not compared, not profiled in float32 here (vLLM: archsearch profile --engine vllm)."
     assert fastest_lines(alone, "float32") == [words]
     both = reading(SLOW, QUICK)
     both.engines = alone.engines

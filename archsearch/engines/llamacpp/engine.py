@@ -50,6 +50,8 @@ class LlamaCppEngine(ChildEngine):
                 )
             if draft.lookup is not None and not isinstance(draft.lookup, NewestNgram):
                 raise ArchsearchError("a chain in llama.cpp begins with its own n-gram lookup")
+        if isinstance(draft, NewestNgram) and gamma < 2:
+            raise ArchsearchError("llama.cpp's n-grams draft nothing below gamma 2; give --gamma 2")
         for dtype in (self.settings.dtype, self.draft_dtype):
             if dtype not in GGUF_KINDS and dtype not in GGUF_DTYPES:
                 known = ", ".join(dict.fromkeys([*GGUF_KINDS, *GGUF_DTYPES]))
