@@ -41,7 +41,7 @@ from archsearch.files import write_json
 from archsearch.models.files import has_weights
 from archsearch.models.gguf_file import check_written, read_gguf
 from archsearch.models.targets import TargetRef
-from archsearch.pipeline.latency import asked_dtype, choose_latency, machine_slowdown
+from archsearch.pipeline.latency import choose_latency, machine_slowdown
 from archsearch.pipeline.serving import check_dtype, check_engine, default_mode
 from archsearch.pipeline.session import SearchSession, check_weights, has_gpu
 from archsearch.progress import ProgressLine
@@ -178,10 +178,9 @@ def profile_first(session: SearchSession, scorer: Scorer, engine: str, dtype: st
 def profile_command(session: SearchSession, engine: str, dtype: str) -> str:
     """The command that measures what prices `engine`."""
     gpu, target = session.request.asked.gpu or session.source.device.key, session.request.target
-    dtype = asked_dtype(engine, dtype)
     return (
         f"archsearch profile --gpu {shlex.quote(gpu)} --target {shlex.quote(target)} --engine"
-        f" {engine}{dtype}"
+        f" {engine} --dtype {dtype}"
     )
 
 

@@ -450,12 +450,6 @@ def _fastest_dtype(
     return min((name for name in models if decode_s(name) <= slowest), key=token_s)
 
 
-def asked_dtype(engine: str, dtype: str) -> str:
-    """The dtype option of `archsearch profile`: an engine on GGUF files is measured in other dtypes
-    than torch."""
-    return f" --dtype {dtype}" if engine_facts(engine).gguf else ""
-
-
 def _engine_words(model: LatencyModel, device: Device, engine: str) -> str:
     """What is known of the engine that will serve; "" for the one whose passes the profile
     measures."""
@@ -467,7 +461,7 @@ def _engine_words(model: LatencyModel, device: Device, engine: str) -> str:
         return (
             f"; WARNING: passes of transformers, {engine}'s own kernels were not measured"
             f"{several if engine_facts(engine).gguf else ''} (archsearch profile --gpu cpu"
-            f" --target T --engine {engine}{asked_dtype(engine, model.dtype)})"
+            f" --target T --engine {engine} --dtype {model.dtype})"
         )
     return _round_words(model.rounds)
 

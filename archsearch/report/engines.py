@@ -36,8 +36,11 @@ def ways_of(reading: Reading) -> list[Way]:
     for item in reading.candidates:
         for each in filter(None, (item.confirmed, *item.elsewhere)):
             if not each.is_stale(item.score.alpha):
-                found = each, f"rank {item.rank}{each.draft_dtype and f' in {each.draft_dtype}'}"
-                ran.setdefault((each.engine, each.dtype), []).append(found)
+                who = f"rank {item.rank}{each.draft_dtype and f' in {each.draft_dtype}'}"
+                runs = ran.setdefault((each.engine, each.dtype), [])
+                runs.append((each, who))
+                if (unsure := each.stops) is not None:
+                    runs.append((unsure, f"{who}, which stops below {unsure.stops_below:g},"))
     for compared in reading.compared:
         for row in compared.rivals:
             found = row, title_of(row.family)

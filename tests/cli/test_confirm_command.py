@@ -93,7 +93,7 @@ def test_confirm_under_load_and_its_words(with_ranks: Path, made_up: None) -> No
     assert "Acceptance was synthetic" in text and "the text is not the target's" in text
     assert (
         "vllm's own kernels were not measured (archsearch profile --gpu cpu --target T --engine"
-        " vllm)" in text
+        " vllm --dtype float32)" in text
     )
     assert "Next: archsearch train runs/a --rank 1" in text
     trained = call(

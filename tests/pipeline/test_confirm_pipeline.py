@@ -483,7 +483,7 @@ def test_an_engine_that_was_never_profiled_says_so_beside_its_prediction(
         prompt_count=4,
         choice=EngineChoice("openvino", python=Path(sys.executable)),
     )
-    command = "archsearch profile --gpu cpu --target target --engine openvino"
+    command = "archsearch profile --gpu cpu --target target --engine openvino --dtype float32"
     assert data["profile_first"] == command == read("runs/a/best/2/confirmed.json")["profile_first"]
     for shown in (
         confirm_text(from_data(Confirmed, data), Path("runs/a"), 2),
@@ -675,7 +675,7 @@ def test_engines_that_are_installed_are_compared_in_tokens_per_second(
     assert set(alone) == set(drafted) == {"transformers", "vllm", "openvino"}
     assert alone["vllm"].tokens_per_s.value == pytest.approx(1.0 / LAW["decode_s"](1, 0), rel=0.1)
     assert alone["vllm"].profile_first is None and drafted["vllm"].gamma >= 1
-    command = "archsearch profile --gpu cpu --target target --engine openvino"
+    command = "archsearch profile --gpu cpu --target target --engine openvino --dtype float32"
     assert alone["openvino"].profile_first == command
     said = engines_text(Path("runs/a"))
     assert " in float32 here: vLLM " in said and command in said

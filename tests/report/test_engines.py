@@ -27,6 +27,7 @@ def ran(engine: str, alone: float, drafted: float, dtype: str = "float32", **mor
         "gamma": 3,
         "identical_output": Identity(12, 11),
         "is_stale": lambda alpha: False,
+        "stops": None,
     }
     return SimpleNamespace(**fields | more)
 
@@ -72,6 +73,13 @@ def test_another_precision_is_another_model_and_named_where_it_is_faster() -> No
 def test_a_draft_in_another_precision_than_the_target_says_so() -> None:
     line, _ = lines(SLOW, ran("llama.cpp", 38.6, 50.3, draft_dtype="q8_0"))
     assert "llama.cpp with rank 1 in q8_0 at gamma 3: 50.3" in line
+
+
+def test_a_draft_that_stops_when_unsure_is_a_way_of_its_own() -> None:
+    """It is what an export serves, where it was measured and not slower."""
+    stops = ran("llama.cpp", 38.6, 60.0, gamma=9, stops_below=0.3)
+    line, _ = lines(SLOW, ran("llama.cpp", 38.6, 50.3, stops=stops))
+    assert "with rank 1, which stops below 0.3, at gamma 9: 60.0" in line
 
 
 def test_a_busy_day_does_not_make_an_engine_slow() -> None:
