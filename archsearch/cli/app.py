@@ -65,7 +65,7 @@ class Group(click.Group):
             click.echo(f"Error: {words}. What was finished is kept.", err=True)
             context.exit(2)
         except KeyboardInterrupt as error:  # which says so where the same command does not go on
-            words = str(error) or "stopped. What was finished is kept; the same command continues"
+            words = str(error) or "stopped. What was finished is kept; run the same command again"
             words = f"{words[0].upper()}{words[1:]}."
             click.echo(f"\n{words}", err=True)
             context.exit(130)
