@@ -249,11 +249,6 @@ Asked = tuple[Drafter, AcceptanceContext]
 """A drafter, and where its acceptance is asked about."""
 
 
-def in_table(drafter: Drafter) -> bool:
-    """Whether the prior's table relates a drafter to others."""
-    return drafter.acceptance not in _OWN
-
-
 def table_row(
     drafter: Drafter, context: AcceptanceContext
 ) -> tuple[Architecture, AcceptanceContext]:
@@ -275,7 +270,8 @@ def gap_std(first: Asked, second: Asked, estimator: AcceptanceEstimator) -> floa
         alike = estimator.difference_std(shape, other.architecture, place)
         decades = _decades(one, context) - _decades(other, context)
         return math.hypot(alike, HEAD_SIZE.std * decades)
-    if isinstance(estimator, PriorAcceptance) and in_table(one) and in_table(other):
+    kinds = {one.acceptance, other.acceptance}
+    if isinstance(estimator, PriorAcceptance) and kinds.isdisjoint(_OWN):
         return estimator.gap_std(table_row(*first), table_row(*second))
     both = (acceptance_of(each, estimator, where).acceptance for each, where in (first, second))
     return math.hypot(*(logit_std(found.alpha) for found in both))

@@ -189,11 +189,9 @@ def profile(
     result = profile_device(
         ProfileRequest(gpu, architecture, covered, engine=engine, target_ref=ref, **options)
     )
-    asked = (
-        f" --engine {options['engine_name']}" if options["engine_name"] != "transformers" else ""
-    )
-    if len(options["dtypes"]) == 1:
-        asked += f" --dtype {options['dtypes'][0]}"
+    name, dtypes = options["engine_name"], options["dtypes"]
+    asked = f" --engine {name}" * (name != "transformers")
+    asked += f" --dtype {dtypes[0]}" if len(dtypes) == 1 else ""
     emit(result, profile_text(result, f"{shlex.quote(target or 'T')}{asked}"), as_json)
 
 

@@ -40,8 +40,7 @@ def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]
     target = resolve_target(TARGET)
     pipeline.check_weights(target)
     say(f"This takes about {human_time(PROFILE_BUDGET_S + budget_s + OTHER_S)} on two quiet cores.")
-    dtype: str | None = None
-    rows = 0
+    dtype, rows = "", 0
     while not profiled():  # a busy machine takes more than one budget
         dtype = dtype or faster_dtype(identify_cpu(), target.architecture, CONTEXT)
         say(

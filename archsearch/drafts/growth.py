@@ -12,7 +12,7 @@ prompts, get no further text and none like them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -76,10 +76,9 @@ class Growth:
 
     def folders(self) -> list[str]:
         """Names of the folders of further text that hold some."""
-        path = self.texts.folder
-        invented = sorted(found.name for found in path.glob("invented-*"))
-        sampled = sorted(found.name for found in path.glob("more*"))
-        names = ["answers", "longer", "followed", *sampled, *invented]
+        path, names = self.texts.folder, ["answers", "longer", "followed"]
+        for kind in ("more*", "invented-*"):
+            names += sorted(found.name for found in path.glob(kind))
         return [name for name in names if any((path / name).glob("shard-*.safetensors"))]
 
     def speed(self) -> Speed:
@@ -111,8 +110,7 @@ class Growth:
         prompts takes)."""
         own = [len(p.token_ids) for _, p in self._prompts()]
         if name == "answers":
-            left = [] if self._complete(name) else self._unanswered()
-            return [len(p.token_ids) for p in left], 0.0
+            return [len(p.token_ids) for p in self._unanswered()], 0.0
         rounds = self._rounds()
         if not own or self._exhausted(rounds):
             return (), 0.0
@@ -145,18 +143,13 @@ class Growth:
         gives nothing is not asked again in this call."""
         deadline = time.monotonic() + budget_s
         gained: dict[str, int] = {}
-        doers: dict[SourceName, Callable[[float], int]] = {
-            "answers": self._write_answers,
-            "invented": self._write_invented,
-        }
-        for name, write in doers.items():
+        for name, write in (("answers", self._write_answers), ("invented", self._write_invented)):
             while (left := deadline - time.monotonic()) > LEAST_S and (tokens := write(left)):
                 gained[name] = gained.get(name, 0) + tokens
         return gained
 
     def _write_answers(self, budget_s: float) -> int:
-        prompts = [] if self._complete("answers") else self._unanswered()
-        return self._write("answers", prompts, budget_s)
+        return self._write("answers", self._unanswered(), budget_s)
 
     def _write_invented(self, budget_s: float) -> int:
         """The next round: prompts asked for, the usable ones answered. Rounds that gave no usable
@@ -245,6 +238,8 @@ class Growth:
         ]
 
     def _unanswered(self) -> list[EncodedPrompt]:
-        """Training prompts that the first text has no answer to."""
+        """Prompts that the first text left unanswered; none once answers/ is whole."""
+        if self._complete("answers"):
+            return []
         answered = {s.prompt_ids for s in self.texts.training().sequences}
         return [encoded for _, encoded in self._prompts() if encoded.token_ids not in answered]

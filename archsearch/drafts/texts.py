@@ -32,6 +32,7 @@ from archsearch.training.settings import HELDOUT_SEQUENCES
 
 if TYPE_CHECKING:
     from archsearch.acceptance.estimator import VocabularyCoverage
+    from archsearch.acceptance.measured import Trace
     from archsearch.models.load import LoadedTarget
     from archsearch.text.cache import CachedSequence, TextCache
     from archsearch.text.vocabulary import DraftVocabulary
@@ -185,6 +186,15 @@ class RunTexts:
         asked = {prompt.token_ids for prompt in self.encode(self.prompts.choosing)}
         chosen = [s for s in cache.sequences if s.prompt_ids in asked]
         return cache.part(chosen) if chosen else cache
+
+    def traced(self, trace: Trace) -> TextCache | None:
+        """The held-out text of a trace: what chooses, or all (0.1.0); None where it is
+        another, or none was written."""
+        if (self.folder / "heldout" / "done.json").exists():
+            for cache in (self.choosing(), self.heldout()):
+                if trace.is_of(cache.sequences):
+                    return cache
+        return None
 
     def vocabulary(self, folder: Path, rows: int) -> DraftVocabulary:
         """The `rows` tokens that the drafter in `folder` keeps, by their frequency in the training

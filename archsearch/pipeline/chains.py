@@ -82,12 +82,9 @@ class Replays:
         is scored, or the trace is of another text."""
         if CHAIN not in engine_facts(engine).confirms or type(scorer) is not Scorer:
             raise ArchsearchError(f"no chains are replayed for {engine} or a mix of work")
-        trace, texts = Trace.load(draft.folder / "trace.npz"), trainer.texts
-        if (texts.folder / "heldout" / "done.json").exists():
-            for cache in (texts.choosing(), texts.heldout()):
-                if trace.is_of(cache.sequences):
-                    own = texts_of(cache.sequences)
-                    return cls(scorer.at_batch(1), engine, draft, trace, own)
+        trace = Trace.load(draft.folder / "trace.npz")
+        if (known := trainer.texts.traced(trace)) is not None:
+            return cls(scorer.at_batch(1), engine, draft, trace, texts_of(known.sequences))
         raise ArchsearchError(
             f"the trace in {draft.folder} is not of the run's held-out text; train the draft for a"
             " moment (archsearch train), which measures it again"

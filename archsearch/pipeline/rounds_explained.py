@@ -62,7 +62,7 @@ def _without_graphs(rounds: EngineRounds, priced: Sequence[tuple[str, Scorer, Sc
         f"{rounds.engine} {rounds.version} runs {kind} without CUDA graphs"
         f" ({rounds.without_graphs})"
     )
-    if rounds.remedied() is None:
+    if rounds.remedy is None:
         return [text]
     mended = [
         (name, score, better)
@@ -82,14 +82,14 @@ def _without_graphs(rounds: EngineRounds, priced: Sequence[tuple[str, Scorer, Sc
 
 def remedied(rounds: EngineRounds | None, scorer: Scorer, score: Score) -> Remedied | None:
     """A draft that runs without graphs, with them; None where it has them or gains nothing."""
-    if rounds is None or score.proposer.rounds != rounds.drafter:
+    if rounds is None or not rounds.without_graphs or rounds.remedy is None:
         return None
-    if not rounds.without_graphs or rounds.remedy is None or (graphs := rounds.remedied()) is None:
+    graphs, (version, options) = rounds.remedied(), rounds.remedy
+    if graphs is None or score.proposer.rounds != rounds.drafter:
         return None
     better = scored_by(scorer.with_latency(scorer.latency.with_rounds(graphs)), score)
     if better.speedup.value <= WORTH_SAYING * score.speedup.value:
         return None
-    version, options = rounds.remedy
     own = options if version == rounds.version else {}
     switches = " ".join(f"{name}={value}" for name, value in own.items())
     return Remedied(switches, better.gamma, better.speedup)

@@ -268,7 +268,7 @@ def outcome(
         invalid=result.invalid,
         scored=result.spaces,
         regrets=result.regrets,
-        remedied=remedied(source.rounds, lead[0][1], lead[0][2]) if lead else None,
+        remedied=remedied(source.rounds, *lead[0][1:]) if lead else None,
         best=tuple(ranked),
         rivals=() if request.confirm else tuple(rivals(scorer, result.best)),
         next=() if confirmed else tuple(next_steps(session, in_run(result.best, ranked))),

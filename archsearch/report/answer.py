@@ -126,8 +126,8 @@ def sentences(
     best = today if today is not None and (today is lead or today.measured) else lead
     lines = [f"Speculation {verdict(best.gain, measured=best.measured)} {where}."]
     if today is not None:
-        source = SOURCE_WORDS.get(today.score.alpha.source, "modelled")
-        source = "assumed" if today.score.assumed else source
+        known = SOURCE_WORDS.get(today.score.alpha.source, "modelled")
+        source = "assumed" if today.score.assumed else known
         how = "measured" if today.measured else f"predicted, acceptance {source}"
         own = made_for(today.hub_id)
         name = f"{today.name} (made for {own})" if own else today.name
@@ -178,18 +178,17 @@ def serve_command(
     if needs is None or needs.kind == "training":
         return None
     engine, family = str(run.arguments.get("engine") or "vllm"), drafter.family
-    switches, gamma = "", option.gamma
-    if remedied is not None and remedied.switches:
-        switches, gamma = f" {remedied.switches}", remedied.gamma
-    what = (Path(option.hub_id), target, gamma, str(run.profile.get("dtype")))
+    what = (Path(option.hub_id), target, option.gamma, str(run.profile.get("dtype")))
     setup = Setup(*what, tensor_parallel=ranks, family=family, **run.priced_as)
-    setup = replace(setup, switches=setup.switches + switches)
+    if remedied is not None and remedied.switches:
+        switches = f"{setup.switches} {remedied.switches}"
+        setup = replace(setup, switches=switches, gamma=remedied.gamma)
     precision, lacking = setup.precision(engine)
     above = f"# in the place of {target} name its weights in {setup.quantise}\n" if lacking else ""
     if engine == "sglang" and option.hub_id and family in ("independent", *HEADS[engine]):
         words = shlex.join(serving(engine, setup).command)
         return above + " \\\n    ".join(_folded(words))
-    config = vllm_drafter_config(drafter, option.hub_id, gamma)
+    config = vllm_drafter_config(drafter, option.hub_id, setup.gamma)
     if engine != "vllm" or not config:
         return None
     if drafter.trains and (own := engine_facts(engine).quantises.get(setup.drafts)):

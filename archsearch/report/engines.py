@@ -32,7 +32,6 @@ def ways_of(reading: Reading) -> list[Way]:
     times what the drafter brought in turns with it.
     """
     ran: dict[tuple[str, str], list[tuple[Judged, str]]] = {}
-    found: tuple[Judged, str]
     for item in reading.candidates:
         for each in filter(None, (item.confirmed, *item.elsewhere)):
             if not each.is_stale(item.score.alpha):
@@ -43,8 +42,8 @@ def ways_of(reading: Reading) -> list[Way]:
                     runs.append((unsure, f"{who}, which stops below {unsure.stops_below:g},"))
     for compared in reading.compared:
         for row in compared.rivals:
-            found = row, title_of(row.family)
-            ran.setdefault((compared.engine, compared.dtype), []).append(found)
+            runs = ran.setdefault((compared.engine, compared.dtype), [])
+            runs.append((row, title_of(row.family)))
     ways: list[Way] = []
     measured = set()
     for (engine, dtype), runs in ran.items():

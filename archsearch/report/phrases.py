@@ -89,10 +89,13 @@ def verdict(gain: Estimate, *, measured: bool = False) -> str:
     return "may pay" if gain.value > 1.0 else "probably does not pay"
 
 
-def pays_word(gain: Estimate) -> str:
-    """`verdict` in a column of that name."""
-    words = {"should pay": "yes", "may pay": "may", "does not pay": "no"}
-    return words.get(verdict(gain), "unlikely")
+PAYS: Final = {
+    "should pay": "yes",
+    "may pay": "may",
+    "probably does not pay": "unlikely",
+    "does not pay": "no",
+}
+"""`verdict` in a column."""
 
 
 def hub_name(target: str) -> str:

@@ -24,7 +24,7 @@ import numpy as np
 
 from archsearch import speedup as speculation
 from archsearch.acceptance.estimator import AcceptanceContext, AcceptanceEstimator
-from archsearch.acceptance.families import Asked, acceptance_of, gap_std, in_table, table_row
+from archsearch.acceptance.families import Asked, acceptance_of, gap_std, table_row
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.architecture.architecture import Architecture
 from archsearch.estimate import Array, Estimate
@@ -33,6 +33,8 @@ from archsearch.search.ranking import best_of_each
 from archsearch.search.rungs import draws_of
 
 MOST: Final = 24  # of the best candidates that are looked at
+# kinds of drafters of which the table knows the doubt too
+IN_TABLE: Final = ("independent", "eagle1", "eagle3", "mtp", "block", "medusa")
 _DRAWS: Final = 4096
 AMONG: Final = 6  # of which two are trained for short
 
@@ -150,7 +152,7 @@ class Belief:
         prior = self.scorer.acceptance
         if not isinstance(prior, PriorAcceptance):
             return None
-        known = [in_table(score.proposer) for score in self.scores]
+        known = [score.proposer.acceptance in IN_TABLE for score in self.scores]
         asked = [table_row(*each) for each, yes in zip(self.drafters, known, strict=True) if yes]
         joint = prior.joint([*asked, draft])
         cross = np.zeros((len(self.scores), 1))
@@ -241,7 +243,7 @@ def logit_covariance(acceptance: AcceptanceEstimator, drafters: Sequence[Asked])
     """[n, n] covariance of logit(alpha) of drafters, each asked for in its own context: the
     estimator's own where it knows all of them, else what the stds and those of the differences
     say."""
-    known = all(in_table(drafter) for drafter, _ in drafters)
+    known = all(drafter.acceptance in IN_TABLE for drafter, _ in drafters)
     if isinstance(acceptance, PriorAcceptance) and known:
         return acceptance.joint([table_row(*each) for each in drafters])
     alphas = [

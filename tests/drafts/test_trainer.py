@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from archsearch.acceptance.measured import Trace
 from archsearch.drafts.heads import HeadPlan, HeadTrainer
 from archsearch.drafts.records import ShortTraining, paired_logit_std
 from archsearch.drafts.texts import RunTexts
@@ -15,7 +18,9 @@ from archsearch.drafts.trainer import DraftTrainer, choose_finalists
 from archsearch.errors import ArchsearchError
 from archsearch.models.load import LoadedTarget
 from archsearch.models.targets import resolve_target
+from archsearch.pipeline.confirm import seen_words
 from archsearch.text import auxiliary
+from archsearch.text.cache import TextCache
 from archsearch.text.prompt_set import load_prompt_set
 from tests.doubles.world import TINY, make_model_folder, make_prompts
 
@@ -146,6 +151,22 @@ def test_drafts_are_chosen_on_one_half_of_the_held_out_text(tmp_path: Path) -> N
     assert (
         len(texts.heldout().sequences) == 18
     )  # the whole is written: a run folder of before holds the same
+
+    def traced(cache: TextCache) -> Trace:
+        own = cache.sequences
+        rows = tuple(np.ones(len(s.greedy_ids), bool) for s in own)
+        return Trace(rows, ("",) * len(own), tuple(s.id for s in own))
+
+    def seen(cache: TextCache, run: RunTexts = texts) -> str | None:
+        traced(cache).save(tmp_path / "trace.npz")
+        return seen_words(SimpleNamespace(prompts=run.prompts, texts=run), tmp_path)
+
+    whole = texts.heldout()
+    other = whole.part([s for s in whole.sequences if s.prompt_ids in confirming][1:])
+    assert seen(texts.choosing()) is None
+    assert all("may have been chosen on" in (seen(each) or "") for each in (whole, other))
+    elsewhere = RunTexts(loaded, texts.prompts, tmp_path / "copied", 8)
+    assert seen(whole, elsewhere) and not (tmp_path / "copied").exists(), "nothing is written"
     # What stopped at its budget stays as it is, whoever asks again.
     again = RunTexts(loaded, texts.prompts, tmp_path / "run", 8)
     assert (tmp_path / "run" / "heldout" / "done.json").exists()

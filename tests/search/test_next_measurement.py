@@ -11,12 +11,14 @@ import pytest
 
 from archsearch import speedup as sp
 from archsearch.acceptance.estimator import AcceptanceObservation, GivenAcceptance
+from archsearch.acceptance.families import acceptance_of
 from archsearch.acceptance.prior import SHAPE_NOISE_STD, PriorAcceptance, _row
 from archsearch.acceptance.short_training import ExtrapolatedAcceptance
 from archsearch.acceptance.terms import COEFFICIENTS
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.lookup import NGram
 from archsearch.drafters.models import Independent
+from archsearch.drafters.registry import family
 from archsearch.estimate import Estimate
 from archsearch.hardware.identify import resolve_device
 from archsearch.latency.roofline import RooflineLatency
@@ -92,6 +94,16 @@ def test_belief_has_the_stds_of_the_scores_and_of_their_differences(scorer):
             scores[i].architecture, scores[5].architecture, scorer.context
         )
         assert gap == pytest.approx(wanted, rel=1e-6)
+
+
+def test_what_the_table_does_not_know_of_a_drafter_stays_in_its_doubt(scorer):
+    """A head that drafts in one pass is in the table by its kind alone."""
+    context, kinds = scorer.context, ("eagle3", "peagle")
+    asked = [(family(kind).usual(scorer.target), context) for kind in kinds]
+    own = [acceptance_of(each, scorer.acceptance, at).acceptance.alpha for each, at in asked]
+    stds = np.sqrt(np.diag(logit_covariance(scorer.acceptance, asked)))
+    assert stds == pytest.approx([sp.logit_std(alpha) for alpha in own], rel=1e-6)
+    assert stds[1] > 1.1 * stds[0]
 
 
 def test_a_draft_that_exists_teaches_what_was_foretold(scorer):

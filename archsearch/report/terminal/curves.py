@@ -11,7 +11,7 @@ from archsearch.capacity import MemoryPlan
 from archsearch.errors import ArchsearchError
 from archsearch.records import Inline
 from archsearch.report.charts import Chart, Scale, Series, colour, gain_chart, line
-from archsearch.report.phrases import Asked, ServedBy, pays_word
+from archsearch.report.phrases import PAYS, Asked, ServedBy, verdict
 from archsearch.report.terminal.layout import plus_minus, table, wrapped
 from archsearch.text.prompt_set import spread
 from archsearch.traffic.curve import Axis, Curve
@@ -104,7 +104,7 @@ def _one(item: DraftCurve, axis: Axis) -> list[str]:
             f"{1e3 * point.plain_tpot_s.value:.2f}",
             f"{point.tokens_per_s.value:,.0f}",
             f"{point.plain_tokens_per_s.value:,.0f}",
-            pays_word(point.speedup),
+            PAYS[verdict(point.speedup)],
         ]
         for point in shown
     ]

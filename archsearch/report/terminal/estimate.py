@@ -9,13 +9,13 @@ from archsearch.records import Inline
 from archsearch.report.answer import SCREEN, gain_words, hours_words, needs_words, unit_of
 from archsearch.report.phrases import (
     PART_HEADER,
+    PAYS,
     AskedOver,
     ServedBy,
     latency_warning,
     mix_words,
     objective_words,
     part_rows,
-    pays_word,
     round_words,
     verdict,
 )
@@ -73,7 +73,7 @@ class Entry:
     def answer(self) -> str:
         words = ("other tokenizer", "no room", "over limit")
         why = (word for word, barred in zip(words, self.barred, strict=True) if barred)
-        return next(why, pays_word(self.score.speedup))
+        return next(why, PAYS[verdict(self.score.speedup)])
 
     @property
     def cells(self) -> dict[str, str]:
