@@ -479,7 +479,7 @@ def crossing(
 DISTURBED_GAP: Final = 0.15
 
 
-def counting_doubt(median: float, pooled: float) -> str | None:
+def counting_doubt(median: float, pooled: float, prompts: int) -> str | None:
     """Why a speed-up counted in two ways decides nothing; None where it does.
 
     `median`: over prompts of time per token alone / with the draft; `pooled`: all tokens over all
@@ -489,6 +489,8 @@ def counting_doubt(median: float, pooled: float) -> str | None:
     figures = (
         f"the median over prompts is {median:.2f}x, all tokens over all seconds give {pooled:.2f}x"
     )
+    if prompts < 2:
+        return f"{median:.2f}x on one prompt says nothing of others"
     if abs(pooled / median - 1.0) > DISTURBED_GAP:
         return f"the machine was disturbed: {figures}"
     if (median - 1.0) * (pooled - 1.0) < 0:

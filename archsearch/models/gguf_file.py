@@ -113,8 +113,10 @@ def read_gguf(path: Path) -> GgufModel:
     except OSError as error:
         raise ArchsearchError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, IndexError, KeyError, TypeError, UnicodeDecodeError) as error:
+        ours = isinstance(error, (ArchsearchError, KeyError))
         raise ArchsearchError(
-            f"{path} is no GGUF of a language model that is known here, or not whole: {error}"
+            f"{path} is no GGUF of a language model that is known here, or not whole:"
+            f" {error if ours else 'get it again'}"
         ) from error
     types = {f"MOSTLY_{name.upper()}": name for name in GGUF_DTYPES}
     types |= {"ALL_F32": "float32", "MOSTLY_F16": "float16", "MOSTLY_BF16": "bfloat16"}

@@ -78,7 +78,7 @@ def _ways(session: SearchSession, engine: str, dtype: str, drafts: Iterable[str]
     )
     if not found:
         return [alone]
-    drafter, best = max(found, key=lambda pair: pair[1].speedup.value)
+    drafter, best = max(found, key=lambda pair: pair[1].ranked_by)
     drafted = replace(alone, tokens_per_s=_rate(best.tpot_s), drafter=drafter, gamma=best.gamma)
     return [alone, drafted]
 

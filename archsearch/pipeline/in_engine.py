@@ -365,16 +365,17 @@ class Bench:
 @contextmanager
 def kept_partial(path: Path, what: str) -> Iterator[None]:
     """Where an engine fails or is stopped in the block and had come to something, that is in `path`
-    and the message says so. Raises RunFailed, Stopped."""
+    and the message says so; where all of it runs the file goes. Raises RunFailed, Stopped."""
     try:
         yield
+        path.unlink(missing_ok=True)
     except (RunFailed, Stopped) as error:
         if not error.results:
             raise
         found = [asdict(result) for result in error.results.values()]
         write_json(path, {"stopped": str(error), "results": found})
         whole = max(int(result.get("prompts") or result.get("repeats") or 0) for result in found)
-        raise type(error)(f"{error}; the {whole} {what} before it are kept in {path}") from error
+        raise type(error)(f"{error}; {what} before it, kept in {path}: {whole}") from error
 
 
 def at_pace(session: SearchSession, run: Callable[[], _R]) -> tuple[_R, float | None]:

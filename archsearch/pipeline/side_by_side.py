@@ -44,6 +44,7 @@ from archsearch.pipeline.in_engine import (
     mid_answer,
     profile_first,
 )
+from archsearch.pipeline.schedule import acceptance_of
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.pipeline.untrained import (
     Untrained,
@@ -192,10 +193,15 @@ def _candidate(bench: Bench, family: str, request: FamilyRequest) -> _Candidate:
     session = bench.session
     if family == "ngram":
         found = lookup_in(bench.name, family)
-        gamma = request.gamma or USUAL_GAMMA
+        ranked = _ranked(session, family)
+        gamma = request.gamma or (ranked.gamma if ranked else USUAL_GAMMA)
 
         def replay(scorer: Scorer) -> Score:
-            known = replayed(texts_at_hand(session), found, [gamma])
+            texts = texts_at_hand(session)
+            if ranked is not None and not texts:
+                alpha, taus, _ = acceptance_of(scorer, ranked)
+                return scorer.measured(ranked.proposer, alpha, taus, gammas=[gamma])
+            known = replayed(texts, found, [gamma])
             assert known.share is not None and known.taus is not None
             drafter = drafter_of(found, scorer.target).with_share(known.share.value)
             return scorer.measured(drafter, known.acceptance.alpha, known.taus, gammas=[gamma])
@@ -220,12 +226,16 @@ def _candidate(bench: Bench, family: str, request: FamilyRequest) -> _Candidate:
     return _head(session, request, run_head(session.run.path, family))
 
 
+def _ranked(session: SearchSession, family: str) -> Score | None:
+    """The first rank of a family."""
+    return next((score for score in session.run.scores() if score.family == family), None)
+
+
 def _exit(session: SearchSession) -> Score:
     """The best exit: of the run's ranks where one is among them, else of all that the search would
     look at, by the prior."""
-    for score in session.run.scores():
-        if score.family == "early_exit":
-            return score
+    if ranked := _ranked(session, "early_exit"):
+        return ranked
     target = session.scorer.target
     exits = Untrained("early_exit").layers(target.num_hidden_layers)
     found = [session.scorer(exit_shape(target, layers)) for layers in exits]

@@ -7,6 +7,7 @@ tokens per second, at one precision. What was measured takes a prediction's plac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -70,21 +71,27 @@ def ways_of(reading: Reading) -> list[Way]:
 
 
 def way_words(way: Way) -> str:
-    """`llama.cpp alone: 38.6` tokens/s, and whether they are predicted."""
+    """`llama.cpp alone: 38.6` tokens/s, and how sure where they are predicted."""
     how = f"with {way.drafter} at gamma {way.gamma}" if way.drafter else "alone"
-    words = f"{engine_title(way.engine)} {how}: {way.tokens_per_s.value:.1f}"
-    return words if way.measured else f"{words} (predicted)"
+    rate = way.tokens_per_s
+    words = f"{engine_title(way.engine)} {how}: {rate.value:.1f}"
+    return words if way.measured else f"{words} ± {rate.std:.1f} (predicted)"
+
+
+def _kinds(ways: Sequence[Way]) -> set[tuple[str, str]]:
+    """Engines, each in a precision."""
+    return {(way.engine, way.dtype) for way in ways}
 
 
 def fastest_lines(reading: Reading, dtype: str) -> list[str]:
     """The fastest way at the run's precision, measured where any was, and what is predicted to be
-    faster; where there is one engine only those that are not compared."""
+    faster; [] where there is one way's worth of engines."""
     ways = ways_of(reading)
     own = [way for way in ways if way.dtype == dtype]
     unpriced = reading.engines.missing if reading.engines is not None else {}
     each = "; ".join(f"{engine_title(name)}: {command}" for name, command in unpriced.items())
     missing = [f"Not compared, not profiled in {dtype} here ({each})."] if each else []
-    if len({way.engine for way in own}) < 2:
+    if not own or (len(_kinds(ways)) < 2 and not missing):
         return missing
     best = next((way for way in own if way.measured), own[0])
     start = (
@@ -96,7 +103,7 @@ def fastest_lines(reading: Reading, dtype: str) -> list[str]:
     if best.drafter and best.same is not None:
         words += f", {best.same.words(' of ')} answers the target's own"
     others = [way_words(way) for way in own if way is not best]
-    lines = [f"{words}.", f"Others: {', '.join(others)}."]
+    lines = [f"{words}.", f"Others: {', '.join(others) or 'none'}."]
     faster = [way for way in ways if way.dtype != dtype and way.tokens_per_s.value > rate]
     if faster:  # `ways` come fastest first; what was measured before what was predicted
         other = next((way for way in faster if way.measured), faster[0])
@@ -127,7 +134,7 @@ def whole_headline(run: Run, reading: Reading) -> Headline:
 def section_engines(reading: Reading, dtype: str) -> Section:
     """Every engine in tokens per second; empty where there is one way's worth of engines."""
     ways = ways_of(reading)
-    if len({(way.engine, way.dtype) for way in ways}) < 2:
+    if len(_kinds(ways)) < 2:
         return Section()
     rows: Rows = [
         [

@@ -118,6 +118,8 @@ def _unconfirmed_words(lead: Shown) -> str:
         )
     if lead.hub_id:
         return f": {lead.hub_id} exists; how much of it is accepted is predicted"
+    if lead.at_hand:
+        return ": how often its tokens are accepted is predicted"
     return ": no draft has weights yet; all of this is prediction from shapes"
 
 
@@ -222,7 +224,8 @@ def _confirmed_headline(run: Run, found: Sequence[Shown], lead: Shown, where: st
     )
     ran = "Confirmed" if lead.undecided is None else "Ran"
     nothing = (
-        "This confirmation counts for nothing. Stop other work on the machine and confirm again."
+        "This confirmation counts for nothing. Confirm again, on many prompts, with nothing else"
+        " running."
     )
     lines = [
         _draft_words(lead, confirmed.gamma),
@@ -336,7 +339,8 @@ def _next_of_family(run: Run, lead: Shown, independent: int | None) -> Steps:
     steps, train = _schedule_step(run, lead), f"archsearch train {shell_path(run.path)}"
     family, gamma = lead.score.family, lead.score.gamma
     facts, here = ENGINES.get(lead.score.engine or ""), run.on_cpu
-    if facts and here and family in facts.confirms and family not in HEAD_FAMILIES:  # no training
+    measurable = facts and here and family in facts.confirms and not lead.measured
+    if measurable and family not in HEAD_FAMILIES:  # no training
         command = f"archsearch confirm {shell_path(run.path)} --family {family}"
         steps.append(("Measure it beside the target alone", command))
     elif family in HEAD_FAMILIES:
@@ -370,7 +374,7 @@ def _next(run: Run, lead: Shown, pays: bool, independent: int | None = None) -> 
         default = run.arguments.get("engine") or "transformers"
         again = confirm + (f" --engine {shlex.quote(ran)}" if ran not in ("", default) else "")
         if lead.undecided is not None:
-            return [("Measure it again, with nothing else running", again)]
+            return [("Measure it again, on many prompts, with nothing else running", again)]
         steps = [(f"W{write}", export)] if pays else []
         steps += [] if held else [(f"T{further}", train)]
         return [*steps, ("Then measure it again", again)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -42,6 +42,7 @@ from archsearch.schedule import GammaSchedule
 from archsearch.search.objective import Score, grouped
 
 _T = TypeVar("_T")
+_CONFIRMED: Final = {field.name for field in fields(Confirmed)}
 # acceptance by position is drawn at least so far: what a larger gamma would find
 POSITIONS: Final = 4
 
@@ -50,7 +51,8 @@ POSITIONS: Final = 4
 class Shown(Candidate):
     """One rank of a run with all that was read of its folder.
 
-    `trained_by`: training.json, None where it was not trained; `confirmed`: confirmed.json;
+    `trained_by`: training.json, None where it was not trained; `confirmed`: confirmed.json, or of
+    what needs no weights its row in heads/comparison-<engine>.json;
     `replayed`: acceptance by position from the trace on held-out text at the score's gamma;
     `replayed_on`: the same in blocks of at least POSITIONS; `group`: candidates with the same
     number are tied with the best of that group; `loads`: load-<engine>.json, by name of
@@ -176,9 +178,18 @@ def read_run(run: Run) -> Reading:
         return load_or_note(run.path / name, what, kind, problems)
 
     trainings = run.path.glob("finalists/*/training.json")
-    sides = run.path.glob(COMPARISON_FILES)
+    sides = _every(
+        run.path.glob(COMPARISON_FILES), "comparison of families", EngineComparison, problems
+    )
     return Reading(
-        [replace(item, group=numbers[item.rank]) for item in found],
+        [
+            replace(
+                item,
+                group=numbers[item.rank],
+                confirmed=item.confirmed or beside(run, item.score, sides),
+            )
+            for item in found
+        ],
         _every(trainings, "training record", TrainingRecord.from_dict, problems),
         read(RUNGS_FILE, "state of the climb", ClimbState),
         problems,
@@ -186,10 +197,24 @@ def read_run(run: Run) -> Reading:
         read(CURVES_FILE, "curves", Curves),
         read(COMPARE_FILE, "comparison", Comparison),
         read(FAMILIES_FILE, "families of the run", families_of) or (),
-        tuple(_every(sides, "comparison of families", EngineComparison, problems)),
+        tuple(sides),
         read(BUDGETS_FILE, "budgets", Budgets),
         read(ENGINES_FILE, "engines of the run", EngineWays),
     )
+
+
+def beside(run: Run, score: Score, compared: Iterable[EngineComparison]) -> Confirmed | None:
+    """What the run's engine measured of a drafter without weights beside the target alone."""
+    if score.needs is None or score.needs.kind != "nothing":
+        return None
+    engine = run.arguments.get("engine") or "transformers"
+    for item in compared:
+        for row in item.rivals:
+            if (item.engine, item.dtype, row.family) == (engine, run.dtype, score.family):
+                own = {name: value for name, value in vars(row).items() if name in _CONFIRMED}
+                own |= {"dtype": item.dtype, "profile_first": item.profile_first}
+                return Confirmed(**own, rank=score.rank)
+    return None
 
 
 def _every(

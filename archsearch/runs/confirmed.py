@@ -97,7 +97,7 @@ class Judged(ByPrompt):
             predicted_speedup=predicted,
             relative_error=None if predicted is None else predicted / value - 1.0,
             disturbed=abs(pooled / value - 1.0) > DISTURBED_GAP,
-            undecided=counting_doubt(value, pooled),
+            undecided=counting_doubt(value, pooled, found.prompts),
             **more,
         )
 
@@ -107,7 +107,7 @@ class Judged(ByPrompt):
         row = from_data(cls, data)
         if "undecided" in data or not row.speedup_pooled:
             return row
-        doubt = counting_doubt(row.speedup.value, row.speedup_pooled)
+        doubt = counting_doubt(row.speedup.value, row.speedup_pooled, row.prompts)
         return dataclasses.replace(row, undecided=doubt)
 
 

@@ -520,7 +520,7 @@ def test_what_decides_nothing_does_not_replace_what_decides(
     files = ("confirmed.json", "confirmed-vllm.json")
 
     def run_again(undecided: str | None) -> dict[str, Any]:
-        monkeypatch.setattr(confirmed, "counting_doubt", lambda median, pooled: undecided)
+        monkeypatch.setattr(confirmed, "counting_doubt", lambda *figures: undecided)
         return confirmed_data(session, 2, gammas=(2,), prompt_count=4, choice=HERE)
 
     beside = Path("runs/a/best/2/undecided-vllm.json")

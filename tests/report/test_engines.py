@@ -64,6 +64,12 @@ def test_the_fastest_way_may_be_without_a_draft() -> None:
 
 
 def test_another_precision_is_another_model_and_named_where_it_is_faster() -> None:
+    """The only engine in the run's precision too: what is thrice as fast is worth a line."""
+    line, others = lines(SLOW, ran("llama.cpp", 60.0, 40.0, "q8_0"))
+    assert line.startswith("Fastest measured in float32 here: transformers with rank 1")
+    assert others == (
+        "Others: transformers alone: 16.7. In q8_0, another model, llama.cpp alone: 60.0."
+    )
     _, others = lines(SLOW, QUICK, ran("llama.cpp", 86.0, 40.0, "q4_0"))
     assert others.endswith("alone: 16.7. In q4_0, another model, llama.cpp alone: 86.0.")
     _, others = lines(SLOW, QUICK, ran("llama.cpp", 30.0, 20.0, "q4_0"))
@@ -90,8 +96,8 @@ def test_a_busy_day_does_not_make_an_engine_slow() -> None:
     assert found == pytest.approx([38.6, 0.8 * 38.6]) and [way.gamma for way in ways][:2] == [0, 2]
 
 
-def test_one_engine_another_precision_and_what_decides_nothing_make_no_verdict() -> None:
-    assert lines(SLOW) == [] == lines(SLOW, ran("llama.cpp", 60.0, 40.0, "q8_0"))
+def test_one_engine_and_what_decides_nothing_make_no_verdict() -> None:
+    assert lines(SLOW) == []
     assert lines(SLOW, ran("llama.cpp", 60.0, 40.0, undecided="noise")) == []
     stale = ran("llama.cpp", 60.0, 40.0, is_stale=lambda alpha: True)
     assert lines(SLOW, stale) == []
@@ -100,7 +106,7 @@ def test_one_engine_another_precision_and_what_decides_nothing_make_no_verdict()
 def test_a_prediction_never_leads_a_measurement_and_says_what_it_lacks() -> None:
     first = "archsearch profile --gpu cpu --target T --engine vllm"
     line, others, mends = lines(SLOW, predicted=(replace(VLLM, profile_first=first),))
-    assert "transformers with rank 1" in line and "vLLM alone: 99.0 (predicted)" in others
+    assert "transformers with rank 1" in line and "vLLM alone: 99.0 ± 9.0 (predicted)" in others
     assert mends.startswith("vLLM is predicted without its own passes") and first in mends
     drafted = replace(VLLM, drafter="rank 1", gamma=2)
     line, _ = lines(QUICK, predicted=(drafted,))  # a draft may yet be faster than the quickest run
@@ -113,7 +119,7 @@ def test_a_prediction_never_leads_a_measurement_and_says_what_it_lacks() -> None
 
 def test_the_report_draws_every_engine() -> None:
     found = section_engines(reading(SLOW, ran("llama.cpp", 60.0, 40.0, "q8_0")), "float32")
-    assert len(found.tables[0].rows) == 4 and not found.words  # another precision: no verdict
+    assert len(found.tables[0].rows) == 4 and found.words
     bars = {
         series.name: dict(zip(series.x, series.y, strict=True)) for series in found.charts[0].series
     }
@@ -126,7 +132,12 @@ def test_an_engine_that_nothing_prices_is_named_with_its_command() -> None:
     alone = reading(QUICK)
     alone.engines = EngineWays("float32", (), {"vllm": "archsearch profile --engine vllm"})
     words = "Not compared, not profiled in float32 here (vLLM: archsearch profile --engine vllm)."
-    assert fastest_lines(alone, "float32") == [words]
+    alone_line = "No draft is faster than none in float32 here: llama.cpp alone: 38.6 tokens/s."
+    assert fastest_lines(alone, "float32") == [
+        alone_line,
+        "Others: llama.cpp with rank 1 at gamma 3: 30.3.",
+        words,
+    ]
     both = reading(SLOW, QUICK)
     both.engines = alone.engines
     assert fastest_lines(both, "float32") == [*lines(SLOW, QUICK), words]

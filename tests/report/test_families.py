@@ -12,8 +12,10 @@ from archsearch.engines.measure.results import Identity
 from archsearch.estimate import Estimate
 from archsearch.report.families import with_heads
 from archsearch.report.headline import Headline
+from archsearch.report.reading import beside
 from archsearch.runs.run import Run
 from archsearch.runs.tables import EngineComparison, FamilyRow, Rival
+from archsearch.search.objective import Score
 
 
 def row(family: str, speedup: float) -> FamilyRow:
@@ -84,3 +86,25 @@ def test_the_best_head_is_named_once_and_what_engines_measured_follows(head: flo
     )
     alone = with_heads(before, run, rows, [])
     assert any("confirm" in command for _, command in alone.next) == (head > 2)
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "dtype", "seen"),
+    [
+        ("ngram", "nothing", "float32", True),
+        ("ngram", "nothing", "bfloat16", False),
+        ("early_exit", "nothing", "float32", False),
+        ("ngram", "training", "float32", False),
+    ],
+)
+def test_what_needs_no_weights_is_confirmed_beside_the_target(
+    family: str, kind: str, dtype: str, seen: bool
+) -> None:
+    """`confirm --family ngram` had measured it, and `report` went on with what was predicted."""
+    run = cast(Run, SimpleNamespace(arguments={"engine": "vllm"}, dtype=dtype))
+    score = cast(Score, SimpleNamespace(family=family, rank=2, needs=SimpleNamespace(kind=kind)))
+    found = beside(run, score, [ran("openvino", 5, ngram=1.1), ran("vllm", 8, ngram=1.3)])
+    assert (found is not None) == seen
+    if found is not None:
+        assert (found.speedup.value, found.prompts, found.rank) == (1.3, 8, 2)
+        assert (found.engine, found.dtype, found.undecided) == ("vllm", "float32", None)

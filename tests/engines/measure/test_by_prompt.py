@@ -188,7 +188,7 @@ def test_the_interval_covers_both_ways_of_counting_and_a_contradiction_decides_n
     )
     low, high = rough.speedup_interval
     assert low < rough.speedup_pooled < rough.speedup.value <= high + 1e-9
-    doubt = counting_doubt(rough.speedup.value, rough.speedup_pooled) or ""
+    doubt = counting_doubt(rough.speedup.value, rough.speedup_pooled, rough.prompts) or ""
     assert "disturbed" in doubt and "1.78x" in doubt and "0.96x" in doubt
 
 
@@ -253,7 +253,7 @@ def test_only_the_best_of_several_gammas_says_what_it_was_picked_from(
     ],
 )
 def test_what_decides_nothing(median: float, pooled: float, why: str | None) -> None:
-    doubt = counting_doubt(median, pooled)
+    doubt = counting_doubt(median, pooled, 12)
     assert doubt is None if why is None else why in (doubt or "")
 
 
