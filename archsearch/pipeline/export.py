@@ -50,8 +50,8 @@ def export_rank(
 
     `schedule`: a JSON file with gamma by batch size (default: the rank's own schedule.json, where
     there is one). `gamma`: draft tokens a round for engines without a schedule (default: the
-    schedule's at the batch size that the run was asked for, else the confirmed one, else the
-    score's). An untrained candidate is refused unless `allow_untrained`, which exports its shape.
+    schedule's at the batch size that the run was asked for, else the one confirmed in the one
+    engine of `engines`, else in the run's, else the score's). An untrained candidate is refused unless `allow_untrained`, which exports its shape.
     `draft_dtype`: of a GGUF (None: float16).
     """
     engines = check_engines(engines)
@@ -67,9 +67,15 @@ def export_rank(
     if schedule is not None and not schedule.is_file():
         raise ArchsearchError(f"gamma schedule not found: {schedule}")
     planned = read_schedule(schedule or candidate.folder / SCHEDULE_FILE)
-    record = _draft_record(run, candidate)
     draft_dtype = draft_dtype or run.draft_dtype
-    stops = {} if gamma or planned.ranges else _stops(candidate, draft_dtype)
+    ran = _confirmed_in(candidate, draft_dtype)
+    found = ran.get(engines[0]) if len(engines) == 1 else None
+    record = _draft_record(run, candidate, found or run.confirmed(rank))
+    stops = {
+        engine: (row.gamma, row.stops_below)
+        for engine, known in ran.items()
+        if not (gamma or planned.ranges) and (row := known.stops) is not None
+    }
     scheduled = gamma_at(planned.ranges, int(run.arguments.get("batch_size") or 1))
     gamma = gamma or scheduled or (record.confirmed or candidate.score).gamma
     full_head = _full_head(run, candidate, gamma, scheduled=bool(planned.ranges))
@@ -117,29 +123,28 @@ def _beside_target(
     )
 
 
-def _draft_record(run: Run, candidate: Candidate) -> DraftRecord:
-    """What the files of the run say of a candidate."""
+def _draft_record(run: Run, candidate: Candidate, found: Confirmed | None) -> DraftRecord:
+    """What the files of the run say of a candidate, which was confirmed so."""
     training = candidate.training() if candidate.has_weights else None
-    found, files = run.confirmed(candidate.rank), sorted(candidate.folder.glob(LOAD_FILES))
+    files = sorted(candidate.folder.glob(LOAD_FILES))
     loads = (load_or_note(path, "measurement under load", LoadRecord, []) for path in files)
     confirmed = None if found is None else as_data(found)
     provenance = {"run": run.info, "rank": candidate.rank, "confirmed": confirmed}
     return DraftRecord(candidate.score, found, training, tuple(filter(None, loads)), provenance)
 
 
-def _stops(candidate: Candidate, draft_dtype: str | None) -> dict[str, tuple[int, float]]:
-    """By engine, gamma and threshold of the draft that stops where unsure, where it was measured
-    there (last), as GGUF in the precision that is written, and was not slower than its best
-    gamma."""
+def _confirmed_in(candidate: Candidate, draft_dtype: str | None) -> dict[str, Confirmed]:
+    """By engine the last confirmation of these weights, as GGUF in the precision that is
+    written."""
     found, written = {}, draft_dtype or ExportSource.gguf_dtype
     paths = candidate.folder.glob("confirmed-*.json")
     for path in sorted(paths, key=lambda path: path.stat().st_mtime):
         known = load_or_note(path, "confirmation", Confirmed, [])
-        if known is None or (row := known.stops) is None:
+        if known is None or known.is_stale(candidate.score.alpha):
             continue
         ran = known.draft_dtype or kind_of_drafts(known.dtype)
         if not engine_facts(known.engine).gguf or ran == written:
-            found[known.engine] = (row.gamma, row.stops_below)
+            found[known.engine] = known
     return found
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from archsearch.acceptance.measured import Trace
 from archsearch.pipeline.chains import Replays
-from archsearch.pipeline.export import _stops
+from archsearch.pipeline.export import _confirmed_in
 from archsearch.records import from_data
 from archsearch.report.terminal.run import confirm_text, families_text, load_text
 from archsearch.runs.confirmed import Confirmed, LoadRecord
@@ -320,8 +320,10 @@ def test_a_draft_that_stops_when_unsure_is_exported_as_it_was_measured(
     )
     candidate = open_run(Path("runs/a")).candidate(1)
     measured = (stopping["gamma"], stopping["stops_below"])
-    assert _stops(candidate, "q8_0")["llama.cpp"] == measured, "in the precision it was run in"
-    assert not {"llama.cpp"} & {*_stops(candidate, None), *_stops(candidate, "q4_0")}
+    in_it = _confirmed_in(candidate, "q8_0")["llama.cpp"].stops
+    assert in_it is not None and (in_it.gamma, in_it.stops_below) == measured
+    for other in (None, "q4_0"):
+        assert "llama.cpp" not in _confirmed_in(candidate, other), "another precision"
     row["gamma"] += 1  # measured last, and by name the first
     path = with_run / "runs/a/best/1/confirmed-llama.cpp-float16.json"
     own = {**in_q8, "draft_dtype": "", "dtype": "float16", "stopping": row}
@@ -330,4 +332,17 @@ def test_a_draft_that_stops_when_unsure_is_exported_as_it_was_measured(
         json.dumps({**in_q8, "draft_dtype": "", "dtype": "float32"})
     )
     candidate = open_run(Path("runs/a")).candidate(1)
-    assert _stops(candidate, None)["llama.cpp"][0] == row["gamma"], "float16 is what is written"
+    as_float16 = _confirmed_in(candidate, None)["llama.cpp"].stops
+    assert as_float16 is not None and as_float16.gamma == row["gamma"]
+
+
+def test_an_export_for_one_engine_has_the_gamma_and_figures_of_that_engine(with_run: Path) -> None:
+    """llama.cpp was served with the gamma that transformers likes, and its README quoted it."""
+    found = last_json(call("confirm", "runs/a", "--count", "2", "--json"))
+    elsewhere = {**found, "engine": "vllm", "gamma": found["gamma"] + 1, "prompts": 77}
+    (with_run / "runs/a/best/1/confirmed-vllm.json").write_text(json.dumps(elsewhere))
+    for engines, gamma in ((["vllm"], elsewhere["gamma"]), ([], found["gamma"])):
+        asked = [word for name in engines for word in ("--for", name)]
+        made = last_json(call("export", "runs/a", "--output", "out", *asked, "--json"))
+        assert made["gamma"] == gamma
+        assert ("77 held-out prompts" in (with_run / "out/README.md").read_text()) == bool(engines)
