@@ -21,13 +21,13 @@ from archsearch.export.card import (
 from archsearch.export.engines import DEFAULT_ENGINES, check_engines
 from archsearch.export.folder import export
 from archsearch.models.files import has_tokenizer, head_family_of
-from archsearch.models.gguf_file import kind_of_drafts
 from archsearch.models.targets import TargetRef, resolve_drafter, resolve_target
 from archsearch.pipeline.candidates import serving_ranks
 from archsearch.pipeline.families import INDEPENDENT, check_independent
 from archsearch.pipeline.heads import served_gamma
 from archsearch.pipeline.session import SearchSession
 from archsearch.records import as_data, load_or_note
+from archsearch.report.phrases import gguf_dtype
 from archsearch.runs.candidate import Candidate
 from archsearch.runs.confirmed import LOAD_FILES, Confirmed, LoadRecord
 from archsearch.runs.run import Run, open_run
@@ -51,7 +51,8 @@ def export_rank(
     `schedule`: a JSON file with gamma by batch size (default: the rank's own schedule.json, where
     there is one). `gamma`: draft tokens a round for engines without a schedule (default: the
     schedule's at the batch size that the run was asked for, else the one confirmed in the one
-    engine of `engines`, else in the run's, else the score's). An untrained candidate is refused unless `allow_untrained`, which exports its shape.
+    engine of `engines`, else in the run's, else the score's). An untrained candidate is refused
+    unless `allow_untrained`, which exports its shape.
     `draft_dtype`: of a GGUF (None: float16).
     """
     engines = check_engines(engines)
@@ -142,8 +143,7 @@ def _confirmed_in(candidate: Candidate, draft_dtype: str | None) -> dict[str, Co
         known = load_or_note(path, "confirmation", Confirmed, [])
         if known is None or known.is_stale(candidate.score.alpha):
             continue
-        ran = known.draft_dtype or kind_of_drafts(known.dtype)
-        if not engine_facts(known.engine).gguf or ran == written:
+        if not engine_facts(known.engine).gguf or gguf_dtype(known) == written:
             found[known.engine] = known
     return found
 

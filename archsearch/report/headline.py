@@ -15,6 +15,7 @@ from archsearch.models.files import HEAD_FAMILIES
 from archsearch.report.phrases import (
     SOURCES,
     break_even_words,
+    exported_for,
     identity_words,
     millions,
     objective_words,
@@ -365,6 +366,7 @@ def _next(run: Run, lead: Shown, pays: bool, independent: int | None = None) -> 
     train = f"archsearch train {path} {rank} --budget 30m"
     confirm = f"archsearch confirm {path} {rank}"
     export = f"archsearch export {path} {rank} --output draft-rank-{lead.rank}"
+    export += "" if lead.confirmed is None else exported_for(lead.confirmed)
     write = "rite a folder that engines load"
     further, by = "rain it further; alpha may rise", lead.trained_by
     held = by.record["prompts"] if by and by.taken_from else ""

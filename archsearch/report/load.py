@@ -19,8 +19,8 @@ from archsearch.schedule import GammaSchedule, ranges_words
 _TABLE: Final = (
     "In flight: requests served together. Measured: median over repeats of the ratio to the target"
     " alone in the same repeat, 5-95 % of the bootstrap below it. Predicted: ± one standard"
-    " deviation. Error: predicted / measured - 1; the next column is with the tau the engine"
-    " counted, which leaves the error of the times. tokens/s: all requests together. "
+    " deviation. Error: predicted / measured - 1; with counted tau (in the report): of the times"
+    " alone. tokens/s: all requests together. "
 )
 _SYNTHETIC_BAND: Final = (
     "The predicted deviation holds what is not known about acceptance, too, which synthetic"

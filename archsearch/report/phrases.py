@@ -11,6 +11,7 @@ from typing import Final
 from archsearch.architecture import catalogue
 from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.estimate import Estimate
+from archsearch.models.gguf_file import kind_of_drafts
 from archsearch.paths import shown
 from archsearch.records import Maybe, as_data
 from archsearch.report.section import columns
@@ -156,6 +157,19 @@ def identity_words(confirmed: Confirmed) -> str:
     if exact and dtype != "float32":
         words += f"; {exact.words(' of ')} in float32"
     return words + "."
+
+
+def gguf_dtype(found: Confirmed) -> str:
+    """The precision of the draft as a GGUF that was run."""
+    return found.draft_dtype or kind_of_drafts(found.dtype)
+
+
+def exported_for(found: Confirmed) -> str:
+    """Options of `export` for the engine that ran it, where the usual ones are not for that."""
+    facts = ENGINES.get(found.engine)
+    if facts is None or not facts.gguf:
+        return ""
+    return f" --for {found.engine} --draft-dtype {gguf_dtype(found)}"
 
 
 def shell_path(path: Path) -> str:

@@ -19,6 +19,7 @@ from archsearch.report.confirmed import section_confirmed
 from archsearch.report.engines import fastest_lines
 from archsearch.report.families import compared_section
 from archsearch.report.load import section_load
+from archsearch.report.phrases import exported_for
 from archsearch.report.reading import read_run
 from archsearch.report.terminal.layout import plus_minus, section_lines, table
 from archsearch.runs.candidate import Divergence, TrainingRecord
@@ -208,7 +209,8 @@ def _next(found: Confirmed, run: Path, rank: int) -> str:
         return f"Next, with nothing else running: {again}"
     low, high = found.interval
     if low > 1:
-        return f"Next: archsearch export {run} --rank {rank} --output my-draft"
+        command = f"archsearch export {run} --rank {rank} --output my-draft"
+        return f"Next: {command}{exported_for(found)}"
     answer = (
         "Speculation does not pay here"
         if high < 1
