@@ -479,19 +479,28 @@ def crossing(
 DISTURBED_GAP: Final = 0.15
 
 
-def counting_doubt(median: float, pooled: float, prompts: int) -> str | None:
-    """Why a speed-up counted in two ways decides nothing; None where it does.
+def is_disturbed(median: float, pooled: float, steady: float | None) -> bool:
+    """Whether what else ran on the machine moved a speed-up counted in two ways.
 
     `median`: over prompts of time per token alone / with the draft; `pooled`: all tokens over all
-    seconds of both. Prompts run back to back, so what else runs on a machine moves the pooled
-    figure first, which no interval over prompts can see: they differ by less than 15 %.
+    seconds of both; `steady`: tokens a pass by median times (None: not known). Prompts run back to
+    back, so a busy machine moves the pooled figure first, which no interval over prompts can see:
+    it is more than 15 % from both others. Prompts that accept much more than most move it away from
+    the median alone: their passes take what others take.
     """
+    return min(abs(pooled / each - 1.0) for each in (median, steady or median)) > DISTURBED_GAP
+
+
+def counting_doubt(
+    median: float, pooled: float, prompts: int, steady: float | None = None
+) -> str | None:
+    """Why a speed-up (as of `is_disturbed`) decides nothing; None where it does."""
     figures = (
         f"the median over prompts is {median:.2f}x, all tokens over all seconds give {pooled:.2f}x"
     )
     if prompts < 2:
         return f"{median:.2f}x on one prompt says nothing of others"
-    if abs(pooled / median - 1.0) > DISTURBED_GAP:
+    if is_disturbed(median, pooled, steady):
         return f"the machine was disturbed: {figures}"
     if (median - 1.0) * (pooled - 1.0) < 0:
         return f"the two ways of counting contradict each other: {figures}"

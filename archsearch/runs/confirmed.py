@@ -15,7 +15,7 @@ from archsearch.estimate import Estimate, number
 from archsearch.records import Maybe, from_data
 from archsearch.schedule import Ranges
 from archsearch.search.objective import Score
-from archsearch.speedup import DISTURBED_GAP, RoundTerms, counting_doubt, error_by_term
+from archsearch.speedup import RoundTerms, counting_doubt, error_by_term, is_disturbed
 
 TERMS: Final = tuple(field.name for field in fields(RoundTerms))
 REST: Final = "rest"
@@ -96,8 +96,8 @@ class Judged(ByPrompt):
             **vars(found),
             predicted_speedup=predicted,
             relative_error=None if predicted is None else predicted / value - 1.0,
-            disturbed=abs(pooled / value - 1.0) > DISTURBED_GAP,
-            undecided=counting_doubt(value, pooled, found.prompts),
+            disturbed=is_disturbed(value, pooled, found.steady),
+            undecided=counting_doubt(value, pooled, found.prompts, found.steady),
             **more,
         )
 
@@ -107,8 +107,8 @@ class Judged(ByPrompt):
         row = from_data(cls, data)
         if "undecided" in data or not row.speedup_pooled:
             return row
-        doubt = counting_doubt(row.speedup.value, row.speedup_pooled, row.prompts)
-        return dataclasses.replace(row, undecided=doubt)
+        figures = row.speedup.value, row.speedup_pooled, row.prompts, row.steady
+        return dataclasses.replace(row, undecided=counting_doubt(*figures))
 
 
 @dataclass(frozen=True, kw_only=True)

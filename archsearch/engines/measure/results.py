@@ -150,6 +150,13 @@ class ByPrompt(Measured):
     def terms(self) -> RoundTerms | None:
         return self.round_terms(self.tau.value, self.decode_s, self.verify_s)
 
+    @property
+    def steady(self) -> float | None:
+        """The speed-up by tokens a pass and median times; None where these are not known."""
+        if not (self.tokens_per_step and self.decode_s and self.round_s):
+            return None
+        return self.tokens_per_step * self.decode_s / self.round_s
+
 
 @dataclass(frozen=True, kw_only=True)
 class UnderLoad(Measured):
