@@ -173,8 +173,8 @@ class LoadRequest:
 
     @property
     def asks(self) -> bool:
-        """Whether anything is asked."""
-        return self != LoadRequest()
+        """Whether anything is asked but the usual objective."""
+        return self not in (LoadRequest(), LoadRequest(objective="speedup"))
 
 
 @dataclass(frozen=True, slots=True)

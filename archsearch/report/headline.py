@@ -12,6 +12,7 @@ from typing import Final
 from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.estimate import Estimate
 from archsearch.models.files import HEAD_FAMILIES
+from archsearch.report.answer import judged
 from archsearch.report.phrases import (
     SOURCES,
     break_even_words,
@@ -19,6 +20,7 @@ from archsearch.report.phrases import (
     identity_words,
     millions,
     objective_words,
+    over_words,
     round_words,
     shell_path,
     speedup_words,
@@ -60,7 +62,7 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
     seen = [pair for pair in seen if pair[1].undecided is None] or seen
     if seen:
         return _confirmed_headline(run, found, max(seen, key=lambda pair: pair[0])[1], where)
-    lead = found[0]
+    lead = judged(found)
     score, gain = lead.score, lead.score.speedup
     load = _own_load(run, lead)
     stated, how, timed = gain, "predicted", False
@@ -70,7 +72,7 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
         if load.synthetic:  # what acceptance the draft will reach stays as unsure as it was
             stated = Estimate(stated.value, math.hypot(stated.std, gain.std), gain.source)
             how, timed = "with synthetic acceptance", False
-    where += "" if score.mix is None else " over the mix of work"
+    where += over_words(score.mix)
     at_best = " at best" if load is None and stated.value <= 1.0 else ""
     answer = (
         f"Speculation {verdict(stated, measured=timed)} {where}: {stated.value:.2f}x {how}{at_best}"

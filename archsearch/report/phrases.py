@@ -338,6 +338,11 @@ def part_rows(mix: MixScore) -> list[tuple[str, ...]]:
     ]
 
 
+def over_words(mix: Mix | MixScore | None) -> str:
+    """` over the mix of work`; "" for requests of one kind."""
+    return " over the mix of work" if mix is not None and len(mix.parts) > 1 else ""
+
+
 def objective_words(mix: MixScore) -> str:
     """`throughput 6,373 tokens/s, 5,704 tokens/s without the draft`; limits that are broken after
     it."""

@@ -36,6 +36,7 @@ from archsearch.traffic.served import (
     ServedPart,
     TokensOf,
     context_of,
+    drafting_somewhere,
     objective_of,
     overs,
     serve_part,
@@ -134,6 +135,9 @@ class MixScorer(Scorer):
         self, score: Score, served: Sequence[ServedPart], taus: Mapping[int, Estimate] | None = None
     ) -> Score:
         ranks, objective = self.workload.tensor_parallel, self.mix.objective
+        parts = tuple(_part_score(each) for each in served)
+        over = tuple(each.words for each in self._overs(score.proposer, served) if each.over > 0)
+        served = drafting_somewhere(served)
         gain, tpot = objective_of(served, "speedup", ranks), objective_of(served, "tpot", ranks)
         shares = [each.part.weight * each.best.tpot_s / tpot for each in served]
         bands = [self._band(score.proposer, each, taus) for each in served]
@@ -148,8 +152,8 @@ class MixScorer(Scorer):
             objective,
             objective_of(served, objective, ranks),
             objective_of(served, objective, ranks, plain=True),
-            tuple(_part_score(each) for each in served),
-            tuple(each.words for each in self._overs(score.proposer, served) if each.over > 0),
+            parts,
+            over,
         )
         return replace(
             score, speedup=speedup, tpot_s=Estimate(tpot, tpot * std, score.tpot_s.source), mix=mix
@@ -209,6 +213,7 @@ class MixScorer(Scorer):
         fits = self._within(super().constraints(grid) | limits, grid)
         for mine, _ in held:
             fits &= True if mine is None else mine >= 1
+        served = drafting_somewhere(served)
         main = served[self.mix.parts.index(self.main)]
         row = int(np.abs(main.times.at - self.workload.batch_size).argmin())
         gamma = np.broadcast_to(main.gamma_drafting, grid.shape)

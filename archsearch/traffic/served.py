@@ -250,6 +250,13 @@ def context_of(scorer: Scorer, part: LoadPart) -> AcceptanceContext:
     return context if part.domain is None else replace(context, domain=part.domain)
 
 
+def drafting_somewhere(parts: Sequence[ServedPart]) -> list[ServedPart]:
+    """What a drafter (each of a grid) is judged by: where it is off in every part drafting, or one
+    that never drafts would lose nothing."""
+    off = np.all([np.equal(each.gamma, 0) for each in parts], axis=0)
+    return [replace(each, gamma=chosen(off, each.gamma_drafting, each.gamma)) for each in parts]
+
+
 def objective_of(
     parts: Sequence[ServedPart], objective: Objective, ranks: int, *, plain: bool = False
 ) -> float:

@@ -289,6 +289,8 @@ def test_the_gamma_that_was_asked_is_priced_and_a_choice_has_a_band() -> None:
     assert chosen.mix is not None and chosen.mix.parts[0].gamma == 0
     assert chosen.speedup.low is not None and chosen.speedup.high is not None
     assert chosen.speedup.low <= chosen.speedup.value <= chosen.speedup.high
+    # off everywhere: what drafting would bring; as what never drafts it led what is unsure
+    assert chosen.speedup.value < chosen.mix.parts[0].speedup < 1.0
 
 
 def test_a_limit_on_one_request_in_a_hundred() -> None:

@@ -37,6 +37,7 @@ from archsearch.report.phrases import (
     hub_name,
     latency_warning,
     mix_words,
+    over_words,
     shell_path,
 )
 from archsearch.report.predicted import section_why
@@ -189,7 +190,7 @@ def search_text(result: Searched, *, explain: bool) -> str:
     budget = result.training_budget
     unit = unit_of(run.device)
     where = f"for {result.target} on {result.device}"
-    where += "" if result.mix is None else " over the mix of work"
+    where += over_words(result.mix)
     if any(option.has_weights for option in options):
         whole = whole_headline(run, reading)
         above = [whole.title, *whole.lines[:HEADLINE_LINES]]
