@@ -22,6 +22,8 @@ from archsearch.runs.confirmed import Exact, Judged
 from archsearch.runs.run import Run
 from archsearch.runs.tables import Way
 
+NOTABLE: Final = 1.1
+"""A machine slower than the profile's by more has its slowdown beside what it measured."""
 _WAYS: Final = "engine | precision | drafter | gamma | tokens/s | same text"
 
 
@@ -56,7 +58,12 @@ def ways_of(reading: Reading) -> list[Way]:
         alone = max(each.baseline_tokens_per_s for each, _ in decided)
         rate = alone * best.tokens_per_s / best.baseline_tokens_per_s
         same = best.identical_output
-        own = Way(engine=engine, dtype=dtype, tokens_per_s=Estimate(alone, 0.0, "measured"))
+        own = Way(
+            engine=engine,
+            dtype=dtype,
+            tokens_per_s=Estimate(alone, 0.0, "measured"),
+            slowdown=getattr(best, "slowdown", None),  # side by side nobody looked
+        )
         drafted = replace(
             own,
             tokens_per_s=Estimate(rate, rate * best.speedup.relative_std, "measured"),
@@ -104,6 +111,11 @@ def fastest_lines(reading: Reading, dtype: str) -> list[str]:
         words += f", {best.same.words(' of ')} answers the target's own"
     others = [way_words(way) for way in own if way is not best]
     lines = [f"{words}.", f"Others: {', '.join(others) or 'none'}."]
+    if best.measured and (best.slowdown or 1.0) > NOTABLE and not all(way.measured for way in own):
+        lines[1] += (
+            " Predictions are for a quiet machine; what was measured ran on one"
+            f" {best.slowdown:.1f} times slower."
+        )
     faster = [way for way in ways if way.dtype != dtype and way.tokens_per_s.value > rate]
     if faster:  # `ways` come fastest first; what was measured before what was predicted
         other = next((way for way in faster if way.measured), faster[0])

@@ -130,7 +130,8 @@ ENGINES_FILE: Final = "engines.json"
 class Way:
     """One way to run the target: in `engine` at precision `dtype`, alone (`drafter` "", gamma 0) or
     with a drafter, one request at a time. `same`: answers that are the target's own, None where
-    nobody looked; `profile_first`: the command that measures what a prediction does without."""
+    nobody looked; `profile_first`: the command that measures what a prediction does without;
+    `slowdown`: of the machine that ran it against the profile, where it is known."""
 
     engine: str
     dtype: str
@@ -139,6 +140,7 @@ class Way:
     gamma: int = 0
     same: Exact | None = None
     profile_first: str | None = None
+    slowdown: Maybe[float] = None
 
     @property
     def measured(self) -> bool:

@@ -117,6 +117,14 @@ def test_a_prediction_never_leads_a_measurement_and_says_what_it_lacks() -> None
     assert "(predicted) tokens/s" in line
 
 
+def test_a_slow_day_is_said_beside_predictions_for_a_quiet_one() -> None:
+    _, others = lines(ran("transformers", 16.7, 22.6, slowdown=1.85), predicted=(VLLM,))
+    assert others.endswith("what was measured ran on one 1.9 times slower.")
+    for predicted, slowdown in (((VLLM,), 1.05), ((), 1.85)):
+        quiet = ran("transformers", 16.7, 22.6, slowdown=slowdown)
+        assert "slower" not in " ".join(lines(quiet, QUICK, predicted=predicted))
+
+
 def test_the_report_draws_every_engine() -> None:
     found = section_engines(reading(SLOW, ran("llama.cpp", 60.0, 40.0, "q8_0")), "float32")
     assert len(found.tables[0].rows) == 4 and found.words
