@@ -212,7 +212,6 @@ class EngineRounds:
     tree: str = ""
     without_graphs: str = ""
     remedy: tuple[str, Mapping[str, str]] | None = None
-    source: str = ""
     # an all-reduce and the norm after it are one kernel, where the GPU has it
     fuses_reduces: bool = False
     # of the kernel that quantises activations before each GEMM in fp8, where it is one of its own
@@ -448,7 +447,6 @@ def _resolved(
         remedy=(str(row.get("remedy", version)), MappingProxyType(dict(better)))
         if better or "remedy" in row
         else None,
-        source=_table()["versions"][engine]["source"],
         fuses_reduces=_fuses_reduces(engine, version, options),
         quantise_s=_ms(_table()["quantises"].get(engine, {}).get("kernel")),
     )

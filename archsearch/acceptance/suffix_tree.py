@@ -24,7 +24,7 @@ _ZERO: Final = np.float32(0.0)
 _ONE: Final = np.float32(1.0)
 
 
-# vLLM's `suffix_decoding_max_tree_depth`, `_max_spec_factor` and `_min_token_prob`, at its defaults.
+# vLLM's `suffix_decoding_max_tree_depth`, `_max_spec_factor`, `_min_token_prob`, at its defaults
 DEPTH: Final = 24
 FACTOR: Final = 1.0
 LEAST_PROBABILITY: Final = 0.1

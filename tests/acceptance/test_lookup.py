@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from archsearch.acceptance.lookup import LookupText, NewestNgram, Ngram, Suffix, replay
 from archsearch.acceptance import suffix_tree
+from archsearch.acceptance.lookup import LookupText, NewestNgram, Ngram, Suffix, replay
 from archsearch.acceptance.suffix_tree import SuffixReader, SuffixTree
 from archsearch.errors import ArchsearchError
 
@@ -209,7 +209,9 @@ def test_vllms_own_example_and_the_first_of_several_places():
     assert Ngram(2, 5).starts()([1, 2, 3]).propose((3,)) == {3: []}
 
 
-def test_a_suffix_seen_once_before_drafts_with_half_its_weight_and_no_further_than_it_matches(limit):
+def test_a_suffix_seen_once_before_drafts_with_half_its_weight_and_no_further_than_it_matches(
+    limit,
+):
     def drafted(*prompt):
         return SuffixReader(SuffixTree(), prompt).propose((8,))
 
