@@ -191,7 +191,7 @@ class _Batch:
 
         def too_many(count: int) -> bool:
             groups = self._groups(self.waiting[:count])
-            return sum(len(group) * self._capacity(group[-1]) for group in groups) > room
+            return sum(len(group) * self._capacity(group) for group in groups) > room
 
         fitting = bisect_left(range(1, most + 1), True, key=too_many)
         return fitting if fitting or self.blocks else 1
@@ -206,15 +206,18 @@ class _Batch:
         least = min(len(self.waiting), max(1.0, IDLE_SHARE * live))
         return self.writer.most_rows - live >= least and self._fitting() >= least
 
-    def _capacity(self, row: Row) -> int:
-        return len(row.prompt.token_ids) + self.writer.writing.max_new_tokens
+    def _capacity(self, group: Sequence[Row]) -> int:
+        """Columns of a block: the longest row, and what the least written one has still to write
+        behind it."""
+        left = self.writer.writing.max_new_tokens - min(len(row.ids) for row in group)
+        return max(len(row.tokens) for row in group) + left
 
     def _groups(self, rows: Sequence[Row]) -> list[list[Row]]:
         """Rows of similar length together, the shortest first."""
         groups: list[list[Row]] = []
         longest = 0
         half = self.writer.writing.max_new_tokens // 2
-        for row in sorted(rows, key=self._capacity, reverse=True):
+        for row in sorted(rows, key=lambda row: len(row.prompt.token_ids), reverse=True):
             length = len(row.prompt.token_ids) + half
             if not groups or length < SIMILAR * longest:
                 groups.append([])
@@ -231,7 +234,7 @@ class _Batch:
         blocks = []
         for group in groups:
             lengths = [len(row.tokens) for row in group]
-            blocks.append(Block(lengths, max(lengths), self._capacity(group[-1])))
+            blocks.append(Block(lengths, max(lengths), self._capacity(group)))
         read = self._read(groups, blocks)
         left = [row for row in new if row not in read]
         self.waiting = left + self.waiting

@@ -7,6 +7,7 @@ import copy
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -151,6 +152,25 @@ def test_refilled_batches_write_what_each_prompt_gets_alone(
         check_alone(target, sequence, prompt, 20)
     lengths = {len(s.written) for s in sequences}
     assert len(lengths) > 2, f"the case tests nothing: all answers have the lengths {lengths}"
+
+
+def test_cut_answers_of_any_length_go_on_side_by_side(target: LlamaForCausalLM) -> None:
+    prompts = make_prompts([9, 9, 9, 9])
+    writer = writer_of(target, {}, ends=())
+    whole, _ = writer.write(prompts, quiet)
+    rows = []
+    for place, (prompt, text, n) in enumerate(zip(prompts, whole, (18, 1, 7, 19), strict=True)):
+        cut = replace(
+            text,
+            token_ids=text.token_ids[: text.prompt_tokens + n],
+            hidden=text.hidden[:n],
+            greedy_ids=text.greedy_ids[:n],
+        )
+        rows.append(writer.row(prompt, 0, place, cut))
+    assert writer.write_rows(rows, quiet)
+    for row, text in zip(rows, whole, strict=True):
+        assert row.sequence().token_ids.tolist() == text.token_ids.tolist()
+        torch.testing.assert_close(row.sequence().hidden, text.hidden, atol=2e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("together", [True, False])
