@@ -357,7 +357,7 @@ def _attend_many(
     )
 
 
-def _causal(count: int, total: int, window: int | None, device: Any) -> Tensor | None:
+def _causal(count: int, total: int, window: int | None, device: torch.device) -> Tensor | None:
     """[count, total] bool: what the last `count` of `total` tokens see; None where torch's own
     causal mask says it."""
     if count == total and (window is None or total <= window):
