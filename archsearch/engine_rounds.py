@@ -401,7 +401,7 @@ def _running(
     return found
 
 
-def _about(row: Mapping[str, Any], version: Version) -> bool:
+def _about(row: Mapping[str, object], version: Version) -> bool:
     """Whether a row of any of the tables is about the version."""
     return "below" not in row or version < Version(str(row["below"]))
 

@@ -269,6 +269,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         )
 
     def added_layer_s(self, target: Architecture) -> float:
+        """As measured; 0 where it was not."""
         costs = self._engine_costs(target.vocab_size)
         return costs.layer_s if costs is not None else 0.0
 
@@ -375,6 +376,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         return (replace(part, tokens=1), cold) if guessed else asked
 
     def added_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
+        """As measured where it was."""
         if self.engine_ is not None:
             return self.engine_.rest_.round_s(gamma, workload.batch_size)
         known = self._engine_costs(target.vocab_size)

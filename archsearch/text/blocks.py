@@ -384,7 +384,7 @@ def _attention(
     return plan.attend(layer, query, scaling, sliding_window).transpose(1, 2).contiguous(), None
 
 
-def _cache(layers: int, plan: _Plan) -> Any:
+def _cache(layers: int, plan: _Plan) -> object:
     """A transformers cache whose layers do what `plan` says."""
     from transformers.cache_utils import Cache
 
@@ -404,7 +404,7 @@ def _layer_class() -> type[Any]:
             super().__init__()
             self.number, self.plan = number, plan
 
-        def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> Any:
+        def update(self, key_states: Any, value_states: Any, *args: object, **kwargs: Any) -> Any:
             keys, values = self.plan.update(self.number, key_states, value_states)
             keys.archsearch_plan = (self.plan, self.number)
             return keys, values

@@ -76,7 +76,7 @@ def times_over_batches(
     workloads = [replace(workload, batch_size=size) for size in sizes]
     drafter = as_drafter(draft)
     latency = latency.beside(drafter)
-    asked: Any = drafter.model or drafter
+    asked = drafter.model or drafter
     shape: tuple[int, ...] = ()
     if isinstance(asked, ShapeGrid):
         able, shape = tuple(gammas), asked.shape

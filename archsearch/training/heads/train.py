@@ -47,7 +47,7 @@ STEP_WEIGHT: Final = 0.8
 LOOK_SHARE: Final = 0.25
 
 
-def head_config(budget_s: float | None = None, **changes: Any) -> DistillConfig:
+def head_config(budget_s: float | None = None, **changes: object) -> DistillConfig:
     """How heads are trained unless something else is said: what ran on SmolLM2-135M (learning rate
     1e-3, anneal over the last 30 %, about 570 rows of answers a step), no feature loss."""
     usual: dict[str, Any] = {
