@@ -212,7 +212,6 @@ class EngineRounds:
     tree: str = ""
     without_graphs: str = ""
     remedy: tuple[str, Mapping[str, str]] | None = None
-    source: str = ""
     # an all-reduce and the norm after it are one kernel, where the GPU has it
     fuses_reduces: bool = False
     # of the kernel that quantises activations before each GEMM in fp8, where it is one of its own
@@ -402,7 +401,7 @@ def _running(
     return found
 
 
-def _about(row: Mapping[str, Any], version: Version) -> bool:
+def _about(row: Mapping[str, object], version: Version) -> bool:
     """Whether a row of any of the tables is about the version."""
     return "below" not in row or version < Version(str(row["below"]))
 
@@ -448,7 +447,6 @@ def _resolved(
         remedy=(str(row.get("remedy", version)), MappingProxyType(dict(better)))
         if better or "remedy" in row
         else None,
-        source=_table()["versions"][engine]["source"],
         fuses_reduces=_fuses_reduces(engine, version, options),
         quantise_s=_ms(_table()["quantises"].get(engine, {}).get("kernel")),
     )

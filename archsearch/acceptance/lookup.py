@@ -27,7 +27,7 @@ import numpy as np
 
 from archsearch.acceptance.measured import Resampled, resampled_ratio
 from archsearch.acceptance.replay import walked
-from archsearch.acceptance.suffix_tree import SuffixLimits, SuffixReader, SuffixTree
+from archsearch.acceptance.suffix_tree import SuffixReader, SuffixTree
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 
@@ -128,15 +128,11 @@ Opener = Callable[[Sequence[int]], Reader]
 
 @dataclass(frozen=True, slots=True)
 class Suffix:
-    """Suffix decoding with vLLM's defaults. `shared`: answers of earlier requests are looked up as
-    well, in the order of the texts, one request after the other (vLLM keeps 10,000)."""
-
-    limits: SuffixLimits = SuffixLimits()
-    shared: bool = True
+    """Suffix decoding with vLLM's defaults. Answers of earlier requests are looked up as well, in
+    the order of the texts, one request after the other (vLLM keeps 10,000)."""
 
     def starts(self) -> Opener:
-        everyone = SuffixTree(self.limits.depth) if self.shared else None
-        return partial(SuffixReader, self.limits, everyone)
+        return partial(SuffixReader, SuffixTree())
 
 
 # --- replay

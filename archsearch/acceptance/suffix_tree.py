@@ -4,7 +4,7 @@
 Two trees of all suffixes, cut at a depth: one of the request's prompt and answer, one of the
 answers of all requests so far. A node counts how often its tokens occur. For every suffix of the
 context that occurs, the most frequent continuation is followed while the product of its shares
-stays at or above `least_probability`, for at most `factor` tokens per token matched; the sum of
+stays at or above LEAST_PROBABILITY, for at most FACTOR tokens per token matched; the sum of
 these products is its score. The highest score drafts; of equal ones the longer match, and the
 request's own tree.
 
@@ -16,32 +16,18 @@ there, so that ties fall alike: on 139,380 random contexts both drafted the same
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-
-from archsearch.errors import ArchsearchError
 
 _ZERO: Final = np.float32(0.0)
 _ONE: Final = np.float32(1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class SuffixLimits:
-    """vLLM's `suffix_decoding_max_tree_depth`, `_max_spec_factor` and `_min_token_prob`, at its
-    defaults."""
-
-    depth: int = 24
-    factor: float = 1.0
-    least_probability: float = 0.1
-
-    def __post_init__(self) -> None:
-        if self.depth < 2 or self.factor <= 0 or not 0 <= self.least_probability <= 1:
-            raise ArchsearchError(
-                f"suffix decoding needs depth >= 2, factor > 0 and a probability, got {self.depth},"
-                f" {self.factor} and {self.least_probability}"
-            )
+# vLLM's `suffix_decoding_max_tree_depth`, `_max_spec_factor`, `_min_token_prob`, at its defaults
+DEPTH: Final = 24
+FACTOR: Final = 1.0
+LEAST_PROBABILITY: Final = 0.1
 
 
 class _Node:
@@ -81,11 +67,10 @@ class _Node:
 
 
 class SuffixTree:
-    """The suffixes of some texts, each at most `depth` tokens long. Texts are added one after the
+    """The suffixes of some texts, each at most DEPTH tokens long. Texts are added one after the
     other, token by token."""
 
-    def __init__(self, depth: int) -> None:
-        self.depth = depth
+    def __init__(self) -> None:
         self._root = _Node([], 0)
         self.open()
 
@@ -116,8 +101,8 @@ class SuffixTree:
                 continue
             if node is not self._root:
                 node.rise(token)
-            child.enter(depth >= self.depth)
-            if depth < self.depth:
+            child.enter(depth >= DEPTH)
+            if depth < DEPTH:
                 ends.append((start, child))
         self._ends = ends
 
@@ -152,9 +137,7 @@ class SuffixTree:
             node = child
         return node
 
-    def path(
-        self, node: _Node, matched: int, most: int, least_probability: np.float32
-    ) -> tuple[list[int], list[np.float32]]:
+    def path(self, node: _Node, matched: int, most: int) -> tuple[list[int], list[np.float32]]:
         """At most `most` tokens that most often follow `node`, `matched` deep, and the score of the
         first 1, 2, ... of them."""
         tokens: list[int] = []
@@ -162,7 +145,7 @@ class SuffixTree:
         share, score = _ONE, _ZERO
         while len(tokens) < most:
             if node.count == 1:
-                left = min(most - len(tokens), self.depth - matched - len(tokens))
+                left = min(most - len(tokens), DEPTH - matched - len(tokens))
                 for token in node.text[node.at : node.at + max(left, 0)]:
                     score = score + share
                     tokens.append(token)
@@ -172,7 +155,7 @@ class SuffixTree:
                 break
             child = node.children[node.order[0]]
             share = share * (np.float32(child.count) / np.float32(node.count))
-            if share < least_probability:
+            if share < np.float32(LEAST_PROBABILITY):
                 break
             score = score + share
             tokens.append(node.order[0])
@@ -182,49 +165,36 @@ class SuffixTree:
 
 
 class SuffixReader:
-    """One request in the course of its answer; `everyone`: the tree that all requests share, if
-    any. The request before is over."""
+    """One request in the course of its answer; `everyone`: the tree that all requests share. The
+    request before is over."""
 
-    def __init__(
-        self, limits: SuffixLimits, everyone: SuffixTree | None, prompt: Sequence[int]
-    ) -> None:
-        self._limits, self._everyone = limits, everyone
-        self._own = SuffixTree(limits.depth)
+    def __init__(self, everyone: SuffixTree, prompt: Sequence[int]) -> None:
+        self._own, self._everyone = SuffixTree(), everyone
         for token in prompt:
             self._own.append(token)
-        self._recent = list(prompt[-self._limits.depth :])
-        if self._everyone is not None:
-            self._everyone.open()
+        self._recent = list(prompt[-DEPTH:])
+        self._everyone.open()
 
     def write(self, token: int) -> None:
         """The next token of the answer."""
         self._own.append(token)
-        if self._everyone is not None:
-            self._everyone.append(token)
-        self._recent = [*self._recent, token][-self._limits.depth :]
+        self._everyone.append(token)
+        self._recent = [*self._recent, token][-DEPTH:]
 
     def propose(self, gammas: Sequence[int]) -> dict[int, list[int]]:
         """What would be drafted now, for each gamma."""
-        best = self._best(self._own, gammas)
-        if self._everyone is not None:
-            others = self._best(self._everyone, gammas)
-            best = {
-                gamma: max(best[gamma], others[gamma], key=lambda found: found[0])
-                for gamma in gammas
-            }
-        return {gamma: tokens for gamma, (_, tokens) in best.items()}
+        own, others = (self._best(tree, gammas) for tree in (self._own, self._everyone))
+        return {gamma: max(own[gamma], others[gamma], key=lambda f: f[0])[1] for gamma in gammas}
 
     def _best(
         self, tree: SuffixTree, gammas: Sequence[int]
     ) -> dict[int, tuple[np.float32, list[int]]]:
         """gamma -> (score, tokens) of the best match in a tree."""
-        factor = np.float32(self._limits.factor)
-        least = np.float32(self._limits.least_probability)
         longest = max(gammas)
         best: dict[int, tuple[np.float32, list[int]]] = {gamma: (_ZERO, []) for gamma in gammas}
         for size, node in tree.matches(self._recent):
-            most = int(np.float32(size) * factor + np.float32(1e-6))
-            tokens, scores = tree.path(node, size, min(most, longest), least)
+            most = int(np.float32(size) * np.float32(FACTOR) + np.float32(1e-6))
+            tokens, scores = tree.path(node, size, min(most, longest))
             for gamma in gammas:
                 score = scores[min(gamma, len(scores)) - 1] if scores else _ZERO
                 if score >= best[gamma][0]:

@@ -79,7 +79,7 @@ def weight_format(quantisation: object) -> str:
 def _bits(quantisation: Config) -> str:
     """AWQ, GPTQ, AutoRound: integers of `bits` bits, four where it is left out (transformers'
     default of AWQ)."""
-    bits: Any = quantisation.get("bits", quantisation.get("w_bit", 4))
+    bits = quantisation.get("bits", quantisation.get("w_bit", 4))
     floats = str(quantisation.get("data_type", "int")).lower()
     if "fp" in floats:
         return {"nv_fp": "nvfp4", "nv_fp4": "nvfp4", "mx_fp": "mxfp4", "mx_fp4": "mxfp4"}.get(

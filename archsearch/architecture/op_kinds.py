@@ -114,7 +114,7 @@ def _latent_place(op: LatentAttention) -> list[float]:
     return [math.log(size) for size in sizes]
 
 
-def row_sizes(op: Op) -> dict[str, Any]:
+def row_sizes(op: Op) -> dict[str, object]:
     """The sizes of `op` as a row has them. What a kind learnt later (a width, a format of weights)
     is left out where it says nothing, so that rows made before keep their key."""
     later = {"gemm": "format", "elementwise": "width"}.get(op.kind)

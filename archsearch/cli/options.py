@@ -179,11 +179,6 @@ def alpha_choice(text: str) -> str:
     )
 
 
-def run_engine(name: str) -> str:
-    """The name of an engine that archsearch runs."""
-    return runnable_engine(name).name
-
-
 def priced_engine(name: str) -> str:
     """The name of an engine whose rounds can be priced."""
     known = [each for each, row in ENGINES.items() if row.make or each in known_engines()]
@@ -251,7 +246,7 @@ DEVICE: Final = Value("name", known=completion.devices)
 SPACE: Final = Value("s", known=completion.spaces, paths=True)
 FAMILY: Final = Value("f", known=completion.families)
 PRICED: Final = Value("e", priced_engine, ENGINES.keys)
-RUN_ENGINE: Final = Value("e", run_engine, ENGINES.keys)
+RUN_ENGINE: Final = Value("e", lambda name: runnable_engine(name).name, ENGINES.keys)
 DTYPE: Final = Value("d", dtype_name)
 DRAFT_DTYPES: Final = Value(
     "d[,d]", lambda text: ",".join(dict.fromkeys(map(served_name, text.split(","))))

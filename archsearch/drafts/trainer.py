@@ -259,7 +259,7 @@ class DraftTrainer:
                 "epoch_tokens": result.epoch_tokens,
                 "stopped": result.stopped,
                 "divergence": {"nats": nats, "alpha": known * alpha_of_divergence(nats)},
-                "kept": _look(result.kept, result) if result.kept else None,
+                "kept": _look(result.kept, result),
                 "looks": [_look(point, result) for point in result.alpha_curve],
                 "alpha_curve": [[point.seconds, point.value] for point in result.alpha_curve],
                 "loss_curve": [[point.seconds, point.value] for point in result.loss_curve],

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.grid import Pass, ShapeGrid
@@ -29,6 +29,9 @@ from archsearch.latency.rounds import (
 )
 from archsearch.workload import Workload
 
+if TYPE_CHECKING:
+    from archsearch.latency.composed import ComposedPass
+
 
 def nothing_drafted(workload: Workload) -> Passes:
     """A round of no draft tokens, as far as what the engine adds is concerned."""
@@ -49,13 +52,13 @@ class LatencyOfRounds:
     rounds: EngineRounds | None = None
     # correlation of the relative errors of `decode_s` and `verify_s`
     target_correlation: float = 0.0
-    # what composes a pass of its ops (`ComposedPass`)
-    kernels: Any = None
+    # what composes a pass of its ops
+    kernels: ComposedPass | None = None
     # prices drafts where they are in another precision than the target (`DraftPasses.with_drafts`)
-    drafts_: Any = None
+    drafts_: Self | None = None
 
     @property
-    def drafts(self) -> Any:
+    def drafts(self) -> Self:
         """What prices the passes of a draft: itself, where nothing else was said."""
         return self.drafts_ or self
 

@@ -85,7 +85,8 @@ class DrafterRounds:
             return None
         if not kernels.knows(plan.first):
             for gamma in verify_s:  # as `round` asks for them
-                kernels.prepare([drafter.plan(replace(rows, gamma=gamma)).first])
+                if (ops := drafter.plan(replace(rows, gamma=gamma)).first) is not None:
+                    kernels.prepare([ops])
         first = kernels.mean_s(replace(plan.first, layers=sizes(plan.first.layers)))
         later = self._later_s(plan)
         read = Many(*np.array([(each.value, each.std) for each in verify_s.values()]).T)
@@ -99,7 +100,7 @@ class DrafterRounds:
         return None if rounds is None else rounds.running(self.drafter.rounds).costs
 
     @property
-    def _drafts(self) -> Any:
+    def _drafts(self) -> DraftPasses:
         return self.latency.beside(self.drafter).drafts
 
     def _later_s(self, plan: RoundPlan) -> Estimate:

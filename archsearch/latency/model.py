@@ -269,7 +269,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         )
 
     def added_layer_s(self, target: Architecture) -> float:
-        """Seconds that the engine adds to each layer of a draft pass, where that was measured."""
+        """As measured; 0 where it was not."""
         costs = self._engine_costs(target.vocab_size)
         return costs.layer_s if costs is not None else 0.0
 
@@ -341,8 +341,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         return found if found.value >= one.value else Estimate(one.value, found.std, found.source)
 
     def first_tokens(self, gamma: int) -> int:
-        """Tokens per sequence in the first pass of a draft in a round: as measured in the engine,
-        where it was."""
+        """As measured in the engine, where it was."""
         measured = self.engine_ and self.engine_.first_pass.tokens(gamma)
         return measured or super().first_tokens(gamma)
 
@@ -377,7 +376,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         return (replace(part, tokens=1), cold) if guessed else asked
 
     def added_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
-        """What the engine was measured to add to a round."""
+        """As measured where it was."""
         if self.engine_ is not None:
             return self.engine_.rest_.round_s(gamma, workload.batch_size)
         known = self._engine_costs(target.vocab_size)

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from archsearch.errors import ArchsearchError
 from archsearch.pipeline.candidates import write_report
@@ -88,7 +88,7 @@ class _Opened:
         engine = self.score.engine or asked.get("engine") or "transformers"
         ranks = session.scorer.workload.tensor_parallel if session else asked.get("tensor_parallel")
         mix = asked.get("workload")
-        values: dict[str, Any] = {
+        values: dict[str, object] = {
             "target": asked.get("target"),
             "device": self.run.device,
             "engine": f"{engine} {self.score.engine_version or ''}".rstrip(),

@@ -45,7 +45,7 @@ def export_rank(
     schedule: Path | None = None,
     allow_untrained: bool = False,
     draft_dtype: str | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Export a candidate for `engines`; says what engines pay that compute the padded head.
 
     `schedule`: a JSON file with gamma by batch size (default: the rank's own schedule.json, where

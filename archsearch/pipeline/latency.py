@@ -411,7 +411,7 @@ def engine_tables(
     return found if found is not None and found.imported else None
 
 
-def _about(model: LatencyModel) -> dict[str, Any]:
+def _about(model: LatencyModel) -> dict[str, object]:
     """The profile of a model, and the tables that compose its passes, for run.yaml."""
     own, tables = model.profile, model.tables
     about = {"folder": str(own.folder), "hash": own.fingerprint(), "origin": own.origin}

@@ -415,7 +415,7 @@ class SearchSession:
         scorer = setting.scorer(request, acceptance)
         return cls(request, setting, scorer, run, words, text)
 
-    def earlier(self) -> dict[str, Any] | None:
+    def earlier(self) -> dict[str, object] | None:
         """What earlier runs moved (`acceptance.known.Earlier`); None where none did, or
         nobody wrote it down."""
         path = self.run.path / PRIOR_FILE

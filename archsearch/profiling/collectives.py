@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -116,7 +116,7 @@ def _times(block: torch.Tensor, mode: str, on_gpu: bool) -> list[float]:
         if on_gpu:
             torch.cuda.synchronize()
 
-    run: Any = calls
+    run = calls
     calls()
     wait()
     if mode == "graph" and on_gpu:

@@ -3,8 +3,6 @@ with CUDA builds of torch)."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -66,7 +64,7 @@ def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> 
     norm times `weight` [width]."""
     rows, width = x.shape
     out = torch.empty_like(x)
-    block: Any = triton.next_power_of_2(width)
+    block = triton.next_power_of_2(width)
     warps = min(16, max(1, block // 256))
     _rms_norm[(rows,)](
         x,

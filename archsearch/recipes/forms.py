@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Final
 
 from archsearch.architecture.hf_fields import Config
 from archsearch.drafters.forms import (
@@ -40,7 +40,7 @@ def check_shape(recipe: Recipe) -> None:
         )
 
 
-def drafter_form(recipe: Recipe) -> dict[str, Any]:
+def drafter_form(recipe: Recipe) -> dict[str, object]:
     """config.json of the drafter as the library reads it."""
     drafter, target = recipe.drafter, recipe.target
     if recipe.library.name == "trl":
@@ -66,7 +66,7 @@ def drafter_form(recipe: Recipe) -> dict[str, Any]:
     return form
 
 
-def _speculators_dflash(drafter: DFlash, recipe: Recipe, config: Config) -> dict[str, Any]:
+def _speculators_dflash(drafter: DFlash, recipe: Recipe, config: Config) -> dict[str, object]:
     """A DFlash config as speculators reads it: its layers are named by their inputs, as EAGLE-3's
     are."""
     return {
@@ -165,7 +165,7 @@ def speculators_training(recipe: Recipe) -> dict[str, object]:
     }
 
 
-def specforge_training(recipe: Recipe) -> dict[str, Any]:
+def specforge_training(recipe: Recipe) -> dict[str, object]:
     """train.yaml of `specforge train --config`: a stack of its own on one machine
     (managed_local)."""
     chosen = recipe.settings
@@ -183,7 +183,7 @@ def specforge_training(recipe: Recipe) -> dict[str, Any]:
         }
         for number in range(len(recipe.gpus.teacher) // ranks)
     ]
-    model: dict[str, Any] = {
+    model: dict[str, object] = {
         "target_model_path": recipe.target_name,
         "draft_model_config": "drafter/config.json",
         "target_backend": "sglang",

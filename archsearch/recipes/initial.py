@@ -99,7 +99,7 @@ def _kept(
 
 
 def _head(
-    model: Any, shape: Architecture, recipe: Mapping[str, Any], kept: Sequence[int]
+    model: object, shape: Architecture, recipe: Mapping[str, Any], kept: Sequence[int]
 ) -> dict[str, torch.Tensor]:
     """Tensors of an EAGLE-3 or P-EAGLE head, with the names that speculators, SpecForge and vLLM
     read."""

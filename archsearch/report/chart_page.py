@@ -39,7 +39,7 @@ def scripts(charts: Sequence[Chart], nonce: str) -> str:
     )
 
 
-def plotly_figure(chart: Chart) -> dict[str, Any]:
+def plotly_figure(chart: Chart) -> dict[str, object]:
     """{"data", "layout"} as Plotly takes it, and the title of the legend, which page.js writes;
     colours of text and lines are left to the page."""
     data: list[dict[str, Any]] = []

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from archsearch import files
 from archsearch.errors import ArchsearchError
@@ -260,7 +260,7 @@ def _section_provenance(run: Run, scored: int) -> Section:
     return Section("Where this comes from", tables=[Table(("what", "value"), cells)], parts=[space])
 
 
-def _known_error(profile: Mapping[str, Any]) -> str:
+def _known_error(profile: Mapping[str, object]) -> str:
     """The profile's checked error, where its folder is at hand."""
     folder = Path(str(profile.get("folder")))
     if not (folder / "profile.json").is_file() or "tables" in profile:  # which were not checked

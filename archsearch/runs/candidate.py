@@ -73,7 +73,7 @@ class TrainingRecord:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> TrainingRecord:
         """Read training.json, of this version or an older one. Raises one of WRONG_SHAPE."""
-        looks: Any = data.get("looks")
+        looks = data.get("looks")
         if looks is None:
             looks = _looks_of_curves(data)
         else:

@@ -144,8 +144,8 @@ class Run:
     def write_best(
         self,
         score: Score,
-        config: Mapping[str, Any] | None = None,
-        speculative_config: Mapping[str, Any] | None = None,
+        config: Mapping[str, object] | None = None,
+        speculative_config: Mapping[str, object] | None = None,
     ) -> Path:
         """best/<rank>/ of a ranked score; the folder.
 
@@ -374,11 +374,11 @@ def _check_version(run_file: Path, info: Mapping[str, object]) -> None:
 
 def resume_run(
     path: Path,
-    arguments: Mapping[str, Any],
+    arguments: Mapping[str, object],
     *,
-    space: Mapping[str, Any],
+    space: Mapping[str, object],
     seed: int,
-    profile: Mapping[str, Any] | None = None,
+    profile: Mapping[str, object] | None = None,
 ) -> Run:
     """Open the run in `path` to continue it; refused, with what differs, where it was asked
     something else.

@@ -151,7 +151,7 @@ def fraction_ok(text: str) -> bool:
     return _FRACTION.match(text) is not None and fraction(text) > 0
 
 
-def constraint(key: str, raw: Any, where: str) -> Any:
+def constraint(key: str, raw: Any, where: str) -> object:
     """A constraint's value, checked; memory in bytes. Raises ArchsearchError for what it cannot
     be."""
     label = f"{where}: constraints.{key}"

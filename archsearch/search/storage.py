@@ -189,7 +189,7 @@ def journal_backend(path: str) -> Any:
     from optuna.storages.journal import JournalFileBackend
 
     class Journal(JournalFileBackend):
-        def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        def append_logs(self, logs: list[dict[str, object]]) -> None:
             lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
             with alone(path):
                 size = os.path.getsize(path)

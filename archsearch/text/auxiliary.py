@@ -36,7 +36,7 @@ from archsearch.text.cache import (
     target_fingerprint,
     write_bytes,
 )
-from archsearch.text.settings import BatchLimits, by_length, prefill_tokens
+from archsearch.text.settings import by_length, prefill_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -155,7 +155,7 @@ class ShardStates:
         """Run the target and write the shard; yields the tokens of every pass."""
         counts = self.counts
         rows = [torch.empty(0)] * len(counts)
-        for places in by_length(counts, prefill_tokens(target, BatchLimits())):
+        for places in by_length(counts, prefill_tokens(target)):
             texts = [self.sequences[place].token_ids[:-1] for place in places]
             states = _layer_inputs(target, texts, self.layers)
             for row, place in enumerate(places):

@@ -22,6 +22,7 @@ from archsearch.text.blocks import Block, Passes, Segment, merged
 from archsearch.text.cache import CachedSequence
 from archsearch.text.prompts import EncodedPrompt
 from archsearch.text.settings import (
+    ROWS,
     Writing,
     best_tokens,
     draw,
@@ -80,15 +81,14 @@ class Row:
 
 class BatchWriter:
     """Writes answers to prompts. Memory: the rows' columns of keys and values, room for whole
-    answers included, stay within the limits of `writing` (one row is always taken, however
-    long)."""
+    answers included, stay within `most_tokens` (one row is always taken, however long)."""
 
     def __init__(
         self, target: PreTrainedModel, head: Tensor, ends: tuple[int, ...], writing: Writing
     ) -> None:
         self.target, self.head, self.ends, self.writing = target, head, ends, writing
-        self.most_tokens = kv_tokens(target, writing.limits)
-        self.pass_tokens = prefill_tokens(target, writing.limits)
+        self.most_rows, self.most_tokens = ROWS, kv_tokens(target)
+        self.pass_tokens = prefill_tokens(target)
 
     def row(
         self, prompt: EncodedPrompt, seed: int, place: int, begun: CachedSequence | None = None
@@ -150,7 +150,7 @@ class _Batch:
         self.shared: list[Tensor] = []  # of these, what belongs to the beginning that all share
         self.written = self.done = 0
         # live rows: while there are more, no further prompts are read
-        self.read_below = writer.writing.limits.rows
+        self.read_below = writer.most_rows
 
     def run(self) -> bool:
         if not self.waiting:
@@ -187,11 +187,11 @@ class _Batch:
         """How many of those that wait fit beside the live ones, with room for a whole answer
         each."""
         room = self.writer.most_tokens - self.held
-        most = min(len(self.waiting), self.writer.writing.limits.rows - self.live)
+        most = min(len(self.waiting), self.writer.most_rows - self.live)
 
         def too_many(count: int) -> bool:
             groups = self._groups(self.waiting[:count])
-            return sum(len(group) * self._capacity(group[-1]) for group in groups) > room
+            return sum(len(group) * self._capacity(group) for group in groups) > room
 
         fitting = bisect_left(range(1, most + 1), True, key=too_many)
         return fitting if fitting or self.blocks else 1
@@ -204,17 +204,20 @@ class _Batch:
         if not live:
             return self._fitting() > 0
         least = min(len(self.waiting), max(1.0, IDLE_SHARE * live))
-        return self.writer.writing.limits.rows - live >= least and self._fitting() >= least
+        return self.writer.most_rows - live >= least and self._fitting() >= least
 
-    def _capacity(self, row: Row) -> int:
-        return len(row.prompt.token_ids) + self.writer.writing.max_new_tokens
+    def _capacity(self, group: Sequence[Row]) -> int:
+        """Columns of a block: the longest row, and what the least written one has still to write
+        behind it."""
+        left = self.writer.writing.max_new_tokens - min(len(row.ids) for row in group)
+        return max(len(row.tokens) for row in group) + left
 
     def _groups(self, rows: Sequence[Row]) -> list[list[Row]]:
         """Rows of similar length together, the shortest first."""
         groups: list[list[Row]] = []
         longest = 0
         half = self.writer.writing.max_new_tokens // 2
-        for row in sorted(rows, key=self._capacity, reverse=True):
+        for row in sorted(rows, key=lambda row: len(row.prompt.token_ids), reverse=True):
             length = len(row.prompt.token_ids) + half
             if not groups or length < SIMILAR * longest:
                 groups.append([])
@@ -231,14 +234,14 @@ class _Batch:
         blocks = []
         for group in groups:
             lengths = [len(row.tokens) for row in group]
-            blocks.append(Block(lengths, max(lengths), self._capacity(group[-1])))
+            blocks.append(Block(lengths, max(lengths), self._capacity(group)))
         read = self._read(groups, blocks)
         left = [row for row in new if row not in read]
         self.waiting = left + self.waiting
         # A read that its share of the time cut short is not begun again at once, or all time would
         # go into reading.
         live = len(read) + self.live
-        self.read_below = live // 2 if left else self.writer.writing.limits.rows
+        self.read_below = live // 2 if left else self.writer.most_rows
         for group, block in zip(groups, blocks, strict=True):
             slots = [slot for slot, row in enumerate(group) if row in read]
             if 0 < len(slots) < len(group):

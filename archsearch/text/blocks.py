@@ -357,7 +357,7 @@ def _attend_many(
     )
 
 
-def _causal(count: int, total: int, window: int | None, device: Any) -> Tensor | None:
+def _causal(count: int, total: int, window: int | None, device: torch.device) -> Tensor | None:
     """[count, total] bool: what the last `count` of `total` tokens see; None where torch's own
     causal mask says it."""
     if count == total and (window is None or total <= window):
@@ -384,7 +384,7 @@ def _attention(
     return plan.attend(layer, query, scaling, sliding_window).transpose(1, 2).contiguous(), None
 
 
-def _cache(layers: int, plan: _Plan) -> Any:
+def _cache(layers: int, plan: _Plan) -> object:
     """A transformers cache whose layers do what `plan` says."""
     from transformers.cache_utils import Cache
 
@@ -404,7 +404,7 @@ def _layer_class() -> type[Any]:
             super().__init__()
             self.number, self.plan = number, plan
 
-        def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> Any:
+        def update(self, key_states: Any, value_states: Any, *args: object, **kwargs: Any) -> Any:
             keys, values = self.plan.update(self.number, key_states, value_states)
             keys.archsearch_plan = (self.plan, self.number)
             return keys, values

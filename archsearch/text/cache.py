@@ -63,11 +63,6 @@ class CachedSequence:
     def prompt_ids(self) -> tuple[int, ...]:
         return tuple(self.token_ids[: self.prompt_tokens].tolist())
 
-    @property
-    def greedy(self) -> Tensor:
-        """[n] bool: whether the written token is the target's most likely one."""
-        return self.written == self.greedy_ids
-
     def __len__(self) -> int:
         return int(self.token_ids.shape[0])
 

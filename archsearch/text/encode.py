@@ -19,7 +19,7 @@ from archsearch.text.cache import SHARD_PROMPTS, CachedSequence, TextCache
 from archsearch.text.generate import CacheJob, Store, Work, make_cache, plain_head
 from archsearch.text.prompt_files import read_texts
 from archsearch.text.prompts import EncodedPrompt
-from archsearch.text.settings import BatchLimits, by_length, prefill_tokens
+from archsearch.text.settings import by_length, prefill_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -50,7 +50,7 @@ def encode_text(
     if not pieces:
         raise ArchsearchError("the plain text holds no piece of two tokens or more; give more text")
     head = plain_head(target)
-    pass_tokens = prefill_tokens(target, BatchLimits())
+    pass_tokens = prefill_tokens(target)
 
     def write(work: Sequence[Work], deadline: float | None, report: Report, store: Store) -> bool:
         done = tokens = 0

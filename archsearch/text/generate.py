@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -125,7 +125,7 @@ def eos_ids(
     return tuple(sorted(found))
 
 
-def check_logits(config: Any, whose: str) -> None:
+def check_logits(config: object, whose: str) -> None:
     """Raise ArchsearchError where a model's logits are more than its states times its head."""
     for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
         if (value := getattr(config, name, None)) not in (None, 1, 1.0):

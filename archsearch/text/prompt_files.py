@@ -93,7 +93,7 @@ def _object(row: object) -> object:
     return Faulty(f'a {kind}, not an object; write each as {{"prompt": "..."}}')
 
 
-def _array(text: str) -> list[Any] | None:
+def _array(text: str) -> list[object] | None:
     """The entries of a file that is one JSON array with objects in it, as ShareGPT's is; None of
     another."""
     if not text.lstrip().startswith("["):

@@ -15,24 +15,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-# Per pass: some seconds of a small target on one core.
+ROWS: Final = 384  # answers under way together
+# Of prompts in one pass, which bounds the activations and how long nothing is said: some seconds of
+# a small target on one core.
 PREFILL_TOKENS: Final = {"cpu": 1024, "cuda": 8192}
 MOST_KV_BYTES: Final = 4 << 30  # on a CPU
 KV_SHARE: Final = {"cpu": 0.125, "cuda": 0.25}  # of a machine's memory; of a GPU's free memory
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """What may be in memory at once. None: chosen by the device (see `kv_tokens`).
-
-    `rows`: answers under way together; `kv_tokens`: their rows x (prompt + answer) columns;
-    `prefill_tokens`: tokens of prompts in one pass, which bounds the activations and how long
-    nothing is said.
-    """
-
-    rows: int = 384
-    kv_tokens: int | None = None
-    prefill_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +33,6 @@ class Writing:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
-    limits: BatchLimits = BatchLimits()
     layers: tuple[int, ...] = ()
 
     @property
@@ -72,10 +59,8 @@ def kv_bytes_per_token(config: Any, bytes_per_value: int) -> int:
     return int(2 * text.num_hidden_layers * kv_heads * head_dim * bytes_per_value)
 
 
-def kv_tokens(target: PreTrainedModel, limits: BatchLimits) -> int:
-    """How many tokens' keys and values may be held at once."""
-    if limits.kv_tokens is not None:
-        return limits.kv_tokens
+def kv_tokens(target: PreTrainedModel) -> int:
+    """How many tokens' keys and values may be held at once: rows x (prompt + answer) columns."""
     if target.device.type == "cuda":
         import torch
 
@@ -89,9 +74,9 @@ def kv_tokens(target: PreTrainedModel, limits: BatchLimits) -> int:
     return max(1, int(room) // kv_bytes_per_token(target.config, target.dtype.itemsize))
 
 
-def prefill_tokens(target: PreTrainedModel, limits: BatchLimits) -> int:
+def prefill_tokens(target: PreTrainedModel) -> int:
     """Tokens of prompts in one pass."""
-    return limits.prefill_tokens or PREFILL_TOKENS.get(target.device.type, PREFILL_TOKENS["cuda"])
+    return PREFILL_TOKENS.get(target.device.type, PREFILL_TOKENS["cuda"])
 
 
 def side_by_side(order: Iterable[int], lengths: Sequence[int], most: int) -> Iterator[list[int]]:

@@ -25,6 +25,7 @@ from archsearch.hardware.device import Device
 from archsearch.latency.draft_passes import DraftPasses
 from archsearch.latency.drafted import rows_of
 from archsearch.latency.grid import GridLatency
+from archsearch.latency.model import LatencyModel
 from archsearch.latency.rounds import verified_rows
 from archsearch.traffic.steady import MOST_RUNNING, RoundTokens, Service
 from archsearch.workload import Workload
@@ -75,7 +76,7 @@ def times_over_batches(
     workloads = [replace(workload, batch_size=size) for size in sizes]
     drafter = as_drafter(draft)
     latency = latency.beside(drafter)
-    asked: Any = drafter.model or drafter
+    asked = drafter.model or drafter
     shape: tuple[int, ...] = ()
     if isinstance(asked, ShapeGrid):
         able, shape = tuple(gammas), asked.shape
@@ -122,8 +123,7 @@ def _prepare(
     gammas: Sequence[int],
 ) -> None:
     """Price all kernels that will be asked for together."""
-    prepare = getattr(latency, "prepare", None)
-    if prepare is None:
+    if not isinstance(latency, LatencyModel):
         return
     wanted: list[tuple[Architecture, Part, int]] = []
     own = wanted if latency.drafts is latency else []
@@ -142,7 +142,7 @@ def _prepare(
             plans = [drafter.plan(rows_of(latency, workload, gamma)) for gamma in gammas]
             passes += [ops for plan in plans for ops in (plan.first, plan.step) if ops is not None]
     if own is not wanted:
-        prepare(wanted)
+        latency.prepare(wanted)
     latency.drafts.prepare(own, passes)
 
 

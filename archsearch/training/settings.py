@@ -124,13 +124,8 @@ class DistillResult:
     tokens: int
     seconds: float
     tokens_per_s: float
-    heldout_tokens: tuple[int, ...] = ()
-    slowdowns: tuple[Slowdown, ...] = ()
-    kept: CurvePoint | None = None
-    stopped: str = ""
-    epoch_tokens: int = 0
-
-    @property
-    def alpha(self) -> float:
-        """Of the weights that are in the draft now."""
-        return (self.kept or self.alpha_curve[-1]).value
+    heldout_tokens: tuple[int, ...]
+    slowdowns: tuple[Slowdown, ...]
+    kept: CurvePoint
+    stopped: str
+    epoch_tokens: int

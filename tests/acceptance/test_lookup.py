@@ -7,8 +7,9 @@ import time
 import numpy as np
 import pytest
 
+from archsearch.acceptance import suffix_tree
 from archsearch.acceptance.lookup import LookupText, NewestNgram, Ngram, Suffix, replay
-from archsearch.acceptance.suffix_tree import SuffixLimits, SuffixReader
+from archsearch.acceptance.suffix_tree import SuffixReader, SuffixTree
 from archsearch.errors import ArchsearchError
 
 # ------------------------------------------------------------------------------------------- naive
@@ -143,21 +144,27 @@ def test_ngrams_are_replayed_as_their_definition_says(seed):
         check(found[gamma], rounds, gamma)
 
 
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("seed", range(10))
-def test_suffix_decoding_is_replayed_as_its_definition_says(seed, shared):
+@pytest.fixture
+def limit(monkeypatch):
+    """Suffix decoding with another depth, factor and least probability."""
+
+    def change(**limits):
+        for name, value in limits.items():
+            monkeypatch.setattr(suffix_tree, name, value)
+
+    return change
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_suffix_decoding_is_replayed_as_its_definition_says(seed, limit):
     texts = random_texts(100 + seed)
-    limits = [
-        SuffixLimits(),
-        SuffixLimits(4),
-        SuffixLimits(6, 2.0, 0.3),
-        SuffixLimits(8, 1.0, 0.0),
-    ][seed % 4]
-    found = replay(Suffix(limits, shared), texts, (2, 7))
+    depth, factor, least = [(24, 1.0, 0.1), (4, 1.0, 0.1), (6, 2.0, 0.3), (8, 1.0, 0.0)][seed % 4]
+    limit(DEPTH=depth, FACTOR=factor, LEAST_PROBABILITY=least)
+    found = replay(Suffix(), texts, (2, 7))
     for gamma in (2, 7):
-        everyone, rounds = NaiveSuffix(limits.depth), []
+        everyone, rounds = NaiveSuffix(depth), []
         for text in texts:
-            own, answer = NaiveSuffix(limits.depth), list(text.answer)
+            own, answer = NaiveSuffix(depth), list(text.answer)
             everyone.open()
             written = []
             for token in text.prompt:
@@ -176,13 +183,9 @@ def test_suffix_decoding_is_replayed_as_its_definition_says(seed, shared):
                     own.append(answer[len(written)])
                     everyone.append(answer[len(written)])
                     written.append(answer[len(written)])
-                context = [*text.prompt, *written][-limits.depth :]
-                mine = own.speculate(context, gamma, limits.factor, limits.least_probability)
-                theirs = (
-                    everyone.speculate(context, gamma, limits.factor, limits.least_probability)
-                    if shared
-                    else (0.0, [])
-                )
+                context = [*text.prompt, *written][-depth:]
+                mine = own.speculate(context, gamma, factor, least)
+                theirs = everyone.speculate(context, gamma, factor, least)
                 return mine[1] if mine[0] >= theirs[0] else theirs[1]
 
             rounds += naive_rounds(draft_at, answer, gamma, text.ended)
@@ -206,23 +209,23 @@ def test_vllms_own_example_and_the_first_of_several_places():
     assert Ngram(2, 5).starts()([1, 2, 3]).propose((3,)) == {3: []}
 
 
-def test_a_suffix_seen_once_before_drafts_with_half_its_weight_and_no_further_than_it_matched():
-    reader = SuffixReader(SuffixLimits(), None, [1, 2, 3, 4, 5, 9, 1, 2])
+def test_a_suffix_seen_once_before_drafts_with_half_its_weight_and_no_further_than_it_matches(
+    limit,
+):
+    def drafted(*prompt):
+        return SuffixReader(SuffixTree(), prompt).propose((8,))
+
     # [2] and [1, 2] occurred once before; the context itself is the other half of their count.
-    assert reader.propose((8,)) == {8: [3, 4]}
-    assert SuffixReader(SuffixLimits(factor=2.0), None, [1, 2, 3, 4, 5, 9, 1, 2]).propose((8,)) == {
-        8: [3, 4, 5, 9]
-    }
-    assert SuffixReader(SuffixLimits(least_probability=0.6), None, [1, 2, 3, 1, 2]).propose(
-        (8,)
-    ) == {8: []}
+    assert drafted(1, 2, 3, 4, 5, 9, 1, 2) == {8: [3, 4]}
+    limit(FACTOR=2.0)
+    assert drafted(1, 2, 3, 4, 5, 9, 1, 2) == {8: [3, 4, 5, 9]}
+    limit(FACTOR=1.0, LEAST_PROBABILITY=0.6)
+    assert drafted(1, 2, 3, 1, 2) == {8: []}
 
 
-def test_answers_of_earlier_requests_are_looked_up_where_they_are_shared():
+def test_answers_of_earlier_requests_are_looked_up():
     text = LookupText((1,), tuple(range(2, 30)), True)
-    alone, together = (
-        replay(Suffix(shared=shared), [text, text], (4,))[4] for shared in (False, True)
-    )
+    alone, together = (replay(Suffix(), [text] * times, (4,))[4] for times in (1, 2))
     assert alone.drafts_share.value == 0.0 and alone.tau.value == 1.0 and alone.alpha == 0.0
     assert together.tau.value > 1.5 and together.alpha == 1.0
 

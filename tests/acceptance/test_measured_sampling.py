@@ -22,7 +22,7 @@ from archsearch.models.targets import resolve_target
 from archsearch.pipeline.latency import choose_latency
 from archsearch.text.generate import generate_text
 from archsearch.text.prompts import EncodedPrompt, Prompt, encode_prompts, read_prompts
-from archsearch.text.settings import BatchLimits, Writing
+from archsearch.text.settings import Writing
 from replay_vs_engine import with_states
 from tests.doubles.world import TINY, make_model_folder, make_prompts, make_tokenizer, make_world
 
@@ -225,12 +225,13 @@ def test_replay_of_the_engines_own_text_is_what_the_engine_did():
 # sampled text
 
 
-def test_text_from_a_nucleus_stays_in_it_and_resumes(tmp_path):
+def test_text_from_a_nucleus_stays_in_it_and_resumes(tmp_path, monkeypatch):
     make_model_folder(tmp_path / "target")
     target, tokenizer = load_target(resolve_target(str(tmp_path / "target")), "float32")
     prompts = read_prompts(make_prompts(tmp_path / "p.jsonl", 10))
     calls = []
-    settings = Writing(12, 0.9, 0.6, limits=BatchLimits(rows=4))
+    monkeypatch.setattr("archsearch.text.batch.ROWS", 4)
+    settings = Writing(12, 0.9, 0.6)
     folder = tmp_path / "cache"
     texts = generate_text(
         target,
@@ -251,7 +252,7 @@ def test_text_from_a_nucleus_stays_in_it_and_resumes(tmp_path):
         probs = measured.warped_probs(logits, 0.9, 0.6)
         outside += int((probs.gather(1, sequence.written[:, None]) == 0).sum())
     assert outside == 0
-    assert any(not bool(s.greedy.all()) for s in texts.sequences)  # it is sampled
+    assert any(not torch.equal(s.written, s.greedy_ids) for s in texts.sequences)  # it is sampled
     again = generate_text(
         target,
         tokenizer,
@@ -268,8 +269,10 @@ def test_text_from_a_nucleus_stays_in_it_and_resumes(tmp_path):
             target, tokenizer, prompts, cache_dir=folder, writing=replace(settings, top_p=0.5)
         )
     # What is sampled depends on the prompt's place and the seed, not on what is written beside it.
-    alone = replace(settings, limits=BatchLimits(rows=1))
-    single = generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "alone", writing=alone)
+    monkeypatch.setattr("archsearch.text.batch.ROWS", 1)
+    single = generate_text(
+        target, tokenizer, prompts, cache_dir=tmp_path / "alone", writing=settings
+    )
     assert [s.token_ids.tolist() for s in single.sequences] == [
         s.token_ids.tolist() for s in texts.sequences
     ]
@@ -284,7 +287,7 @@ def test_states_of_given_text_are_those_the_target_wrote_it_with():
         )[0]
     sequence = with_states(target, [EncodedPrompt((3, 1, 4), "c", "i")], [whole[3:].tolist()])[0]
     assert (
-        bool(sequence.greedy.all())
+        torch.equal(sequence.written, sequence.greedy_ids)
         and sequence.hidden.shape == (6, 16)
         and sequence.prompt_tokens == 3
     )

@@ -153,7 +153,9 @@ def test_a_round_of_invented_prompts_is_kept_and_answered_greedily(
     monkeypatch.setattr("archsearch.text.supply.turns_of", lambda sequences, *_: made)
     assert texts.growth._write_invented(60.0) > 0
     cache = TextCache.load(texts.folder / "invented-000")
-    assert len(cache.sequences) == 5 and all(bool(s.greedy.all()) for s in cache.sequences)
+    assert len(cache.sequences) == 5 and all(
+        torch.equal(s.written, s.greedy_ids) for s in cache.sequences
+    )
     assert heldout not in (texts.folder / "asked-000" / "prompts.json").read_text()
     assert Growth(texts).folders() == ["invented-000"]
 
@@ -186,7 +188,7 @@ def trains(texts: RunTexts) -> None:
     result = distill(
         draft, texts.all_training(), DistillConfig(max_steps=3), heldout=texts.choosing().sequences
     )
-    assert result.tokens > 0 and 0.0 <= result.alpha <= 1.0
+    assert result.tokens > 0 and 0.0 <= result.kept.value <= 1.0
 
 
 def untied(folder: Path) -> None:

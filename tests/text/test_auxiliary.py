@@ -15,7 +15,7 @@ from archsearch.text.auxiliary import auxiliary_states, check_layers
 from archsearch.text.cache import CachedSequence, TextCache
 from archsearch.text.generate import write_answers
 from archsearch.text.prompts import EncodedPrompt
-from archsearch.text.settings import BatchLimits, Writing
+from archsearch.text.settings import Writing
 from tests.doubles.tiny_heads import AUX, HIDDEN, VOCAB, make_deep_target, write_texts
 
 
@@ -105,9 +105,17 @@ def prompts(count: int = 10) -> list[EncodedPrompt]:
     ]
 
 
+@pytest.fixture(autouse=True)
+def small_batches():
+    """Reads are cut, rows leave and come."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("archsearch.text.batch.ROWS", 4)
+        patched.setattr("archsearch.text.batch.prefill_tokens", lambda target: 6)
+        yield
+
+
 def writing(**changes) -> Writing:
-    limits = BatchLimits(rows=4, prefill_tokens=6)  # reads are cut, rows leave and come
-    return Writing(**{"max_new_tokens": 12, "layers": AUX, "limits": limits} | changes)
+    return Writing(**{"max_new_tokens": 12, "layers": AUX} | changes)
 
 
 def reads_nothing(target, cache: TextCache, monkeypatch) -> list[CachedSequence]:

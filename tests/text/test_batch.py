@@ -7,6 +7,7 @@ import copy
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -19,7 +20,6 @@ from archsearch.text.blocks import Passes, takes_blocks
 from archsearch.text.cache import CachedSequence
 from archsearch.text.prompts import EncodedPrompt, prompt_limit
 from archsearch.text.settings import (
-    BatchLimits,
     Writing,
     best_tokens,
     draw,
@@ -77,11 +77,16 @@ class Writer(BatchWriter):
 
 
 def writer_of(
-    target: LlamaForCausalLM, limits: BatchLimits, tokens: int = 20, **more: float
+    target: LlamaForCausalLM,
+    limits: dict[str, int],
+    tokens: int = 20,
+    ends: tuple[int, ...] = (END, 7, 9),
+    **more: float,
 ) -> Writer:
-    return Writer(
-        target, target.lm_head.weight.detach(), (END, 7, 9), Writing(tokens, limits=limits, **more)
-    )  # type: ignore[arg-type]
+    """A writer with `limits` of its own: most_rows, most_tokens, pass_tokens."""
+    writer = Writer(target, target.lm_head.weight.detach(), ends, Writing(tokens, **more))  # type: ignore[arg-type]
+    vars(writer).update(limits)
+    return writer
 
 
 def quiet(what: str, done: int, written: int) -> None:
@@ -130,15 +135,15 @@ def check_alone(
 @pytest.mark.parametrize(
     ("limits", "shared"),
     [
-        (BatchLimits(), 0),
-        (BatchLimits(), 3),
-        (BatchLimits(rows=3), 3),
-        (BatchLimits(kv_tokens=600, prefill_tokens=64), 0),
-        (BatchLimits(5, 2200, 300), 3),
+        ({}, 0),
+        ({}, 3),
+        ({"most_rows": 3}, 3),
+        ({"most_tokens": 600, "pass_tokens": 64}, 0),
+        ({"most_rows": 5, "most_tokens": 2200, "pass_tokens": 300}, 3),
     ],
 )
 def test_refilled_batches_write_what_each_prompt_gets_alone(
-    target: LlamaForCausalLM, limits: BatchLimits, shared: int
+    target: LlamaForCausalLM, limits: dict[str, int], shared: int
 ) -> None:
     prompts = make_prompts([5, 1700, 12, 300, 8, 40, 41, 5, 900, 60, 13, 7, 22, 150, 9, 33], shared)
     sequences, finished = writer_of(target, limits).write(prompts, quiet)
@@ -149,6 +154,25 @@ def test_refilled_batches_write_what_each_prompt_gets_alone(
     assert len(lengths) > 2, f"the case tests nothing: all answers have the lengths {lengths}"
 
 
+def test_cut_answers_of_any_length_go_on_side_by_side(target: LlamaForCausalLM) -> None:
+    prompts = make_prompts([9, 9, 9, 9])
+    writer = writer_of(target, {}, ends=())
+    whole, _ = writer.write(prompts, quiet)
+    rows = []
+    for place, (prompt, text, n) in enumerate(zip(prompts, whole, (18, 1, 7, 19), strict=True)):
+        cut = replace(
+            text,
+            token_ids=text.token_ids[: text.prompt_tokens + n],
+            hidden=text.hidden[:n],
+            greedy_ids=text.greedy_ids[:n],
+        )
+        rows.append(writer.row(prompt, 0, place, cut))
+    assert writer.write_rows(rows, quiet)
+    for row, text in zip(rows, whole, strict=True):
+        assert row.sequence().token_ids.tolist() == text.token_ids.tolist()
+        torch.testing.assert_close(row.sequence().hidden, text.hidden, atol=2e-4, rtol=1e-3)
+
+
 @pytest.mark.parametrize("together", [True, False])
 def test_targets_that_take_no_blocks_write_the_same(
     target: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, together: bool
@@ -156,7 +180,9 @@ def test_targets_that_take_no_blocks_write_the_same(
     assert takes_blocks(target)
     monkeypatch.setattr("archsearch.text.blocks.takes_blocks", lambda target: together)
     prompts = make_prompts([5, 300, 12, 150, 8, 40, 41, 5, 60, 13], 3)
-    sequences, finished = writer_of(target, BatchLimits(4, 2200, 100)).write(prompts, quiet)
+    sequences, finished = writer_of(
+        target, {"most_rows": 4, "most_tokens": 2200, "pass_tokens": 100}
+    ).write(prompts, quiet)
     assert finished and target.config._attn_implementation == "sdpa"
     for sequence, prompt in zip(sequences, prompts, strict=True):
         check_alone(target, sequence, prompt, 20)
@@ -181,12 +207,7 @@ def test_a_sliding_window_is_kept_in_reading_and_in_writing() -> None:
     windowed = MistralForCausalLM(config).eval()
     assert takes_blocks(windowed)
     prompts = make_prompts([5, 40, 12, 90, 15])
-    sequences, _ = Writer(
-        windowed,
-        windowed.lm_head.weight.detach(),
-        (),
-        Writing(20, limits=BatchLimits(prefill_tokens=32)),
-    ).write(prompts, quiet)
+    sequences, _ = writer_of(windowed, {"pass_tokens": 32}, ends=()).write(prompts, quiet)
     for sequence in sequences:
         start = sequence.prompt_tokens
         with torch.no_grad():
@@ -257,7 +278,7 @@ def test_memory_and_passes_stay_within_their_limits(
     try:
         prompts = make_prompts([5 + 7 * i for i in range(60)] + [1700, 1500])
         _, finished = writer_of(
-            target, BatchLimits(rows=16, kv_tokens=4000, prefill_tokens=256)
+            target, {"most_rows": 16, "most_tokens": 4000, "pass_tokens": 256}
         ).write(prompts, quiet)
     finally:
         hook.remove()
@@ -287,7 +308,7 @@ def test_blocks_pad_little_and_small_ones_join(
 
     monkeypatch.setattr(Passes, "step", spy)
     lengths = [20] * 30 + [60] * 30 + [400] * 12
-    writer_of(target, BatchLimits()).write(make_prompts(lengths), quiet)
+    writer_of(target, {}).write(make_prompts(lengths), quiet)
     assert counts[0][0] == 3 and counts[0][1] == 1.0
     assert min(share for _, share in counts) > 0.5
 
@@ -295,7 +316,7 @@ def test_blocks_pad_little_and_small_ones_join(
 def test_one_prompt_larger_than_the_memory_bound_still_goes_through(
     target: LlamaForCausalLM,
 ) -> None:
-    sequences, finished = writer_of(target, BatchLimits(kv_tokens=50, prefill_tokens=16)).write(
+    sequences, finished = writer_of(target, {"most_tokens": 50, "pass_tokens": 16}).write(
         make_prompts([5, 200]), quiet
     )
     assert finished and len(sequences) == 2
@@ -306,7 +327,7 @@ def test_a_deadline_in_the_middle_of_prefill_ends_it_with_what_is_there(
 ) -> None:
     clock, kinds, report = ticking(monkeypatch)
     prompts = make_prompts([100 + i for i in range(40)])
-    sequences, finished = writer_of(target, BatchLimits(prefill_tokens=110)).write(
+    sequences, finished = writer_of(target, {"pass_tokens": 110}).write(
         prompts, report, deadline=5.0
     )
     assert not finished
@@ -316,7 +337,7 @@ def test_a_deadline_in_the_middle_of_prefill_ends_it_with_what_is_there(
     assert len(kinds) <= 6, "passes went on after the deadline"
     # One prompt in many passes, behind answers under way, is given up too.
     clock[0] = 0.0
-    sequences, finished = writer_of(target, BatchLimits(rows=2, prefill_tokens=16)).write(
+    sequences, finished = writer_of(target, {"most_rows": 2, "pass_tokens": 16}).write(
         make_prompts([5, 8, 1700]), report, deadline=60.0
     )
     assert (
@@ -333,7 +354,7 @@ def test_reading_that_was_cut_short_is_not_begun_again_before_answers_are_writte
     left to write in."""
     clock, kinds, report = ticking(monkeypatch)
     prompts = make_prompts([100 + i for i in range(40)])
-    sequences, finished = writer_of(target, BatchLimits(prefill_tokens=110), tokens=30).write(
+    sequences, finished = writer_of(target, {"pass_tokens": 110}, tokens=30).write(
         prompts, report, deadline=30.0
     )
     assert not finished
@@ -344,16 +365,14 @@ def test_reading_that_was_cut_short_is_not_begun_again_before_answers_are_writte
     # Answers that ended make room for more reading again.
     clock[0] = 0.0
     kinds.clear()
-    writer_of(target, BatchLimits(prefill_tokens=110), tokens=4).write(
-        prompts, report, deadline=30.0
-    )
+    writer_of(target, {"pass_tokens": 110}, tokens=4).write(prompts, report, deadline=30.0)
     assert kinds.index(READS, kinds.index(WRITES)) > kinds.index(WRITES) + 2
 
 
 def test_a_deadline_that_is_past_still_leaves_the_first_answers_begun(
     target: LlamaForCausalLM,
 ) -> None:
-    sequences, finished = writer_of(target, BatchLimits(prefill_tokens=64)).write(
+    sequences, finished = writer_of(target, {"pass_tokens": 64}).write(
         make_prompts([5, 9, 500]), quiet, deadline=0.0
     )
     assert not finished and [len(s.written) for s in sequences] == [1, 1]
@@ -367,7 +386,7 @@ def test_no_more_than_two_passes_go_by_in_silence(target: LlamaForCausalLM) -> N
         reports.append((passes[0], what, done, written))
 
     try:
-        writer_of(target, BatchLimits(rows=4, prefill_tokens=128)).write(
+        writer_of(target, {"most_rows": 4, "pass_tokens": 128}).write(
             make_prompts([5, 1700, 700, 90, 30, 31]), report
         )
     finally:
@@ -382,15 +401,11 @@ def test_no_more_than_two_passes_go_by_in_silence(target: LlamaForCausalLM) -> N
 
 def test_sampled_answers_do_not_depend_on_their_neighbours(target: LlamaForCausalLM) -> None:
     prompts = make_prompts([5, 80, 12, 30, 8, 41])
-    several, _ = writer_of(target, BatchLimits(), temperature=1.5, top_p=0.9).write(
+    several, _ = writer_of(target, {}, temperature=1.5, top_p=0.9).write(prompts, quiet, seed=3)
+    alone, _ = writer_of(target, {"most_rows": 1}, temperature=1.5, top_p=0.9).write(
         prompts, quiet, seed=3
     )
-    alone, _ = writer_of(target, BatchLimits(rows=1), temperature=1.5, top_p=0.9).write(
-        prompts, quiet, seed=3
-    )
-    other, _ = writer_of(target, BatchLimits(), temperature=1.5, top_p=0.9).write(
-        prompts, quiet, seed=4
-    )
+    other, _ = writer_of(target, {}, temperature=1.5, top_p=0.9).write(prompts, quiet, seed=4)
     assert [s.token_ids.tolist() for s in several] == [s.token_ids.tolist() for s in alone]
     assert [s.token_ids.tolist() for s in several] != [s.token_ids.tolist() for s in other]
 
@@ -412,10 +427,9 @@ def test_limits_of_a_prompt() -> None:
 
 def test_bytes_per_token_and_the_share_of_memory(target: LlamaForCausalLM) -> None:
     token_bytes = 2 * 2 * 2 * 8 * 4  # keys and values x layers x KV heads x head_dim x bytes
-    most = kv_tokens(target, BatchLimits()) * token_bytes
+    most = kv_tokens(target) * token_bytes
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert most == pytest.approx(min(4 << 30, 0.125 * memory), rel=1e-3)
-    assert kv_tokens(target, BatchLimits(kv_tokens=7)) == 7
 
 
 def test_the_best_token_is_the_first_of_the_largest_for_any_vocabulary() -> None:

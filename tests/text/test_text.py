@@ -15,7 +15,7 @@ from archsearch.text.cache import TextCache, save_shard, shard_complete
 from archsearch.text.encode import encode_text
 from archsearch.text.generate import generate_text, write_answers
 from archsearch.text.prompts import Prompt, encode_prompts, read_prompts
-from archsearch.text.settings import BatchLimits, Writing
+from archsearch.text.settings import Writing
 from archsearch.text.vocabulary import TokenFrequencies, choose_draft_vocab, token_frequencies
 
 VOCAB = 64
@@ -186,16 +186,11 @@ def test_chat_template_is_applied_and_short_or_long_prompts_are_told(tokenizer, 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_greedy_text_is_what_generate_writes_and_states_give_its_logits(
-    tmp_path, tokenizer, prompts, kv_heads
+    tmp_path, tokenizer, prompts, kv_heads, monkeypatch
 ):
+    monkeypatch.setattr("archsearch.text.batch.ROWS", 4)
     target = make_target(seed=3, kv_heads=kv_heads)
-    cache = generate_text(
-        target,
-        tokenizer,
-        prompts,
-        cache_dir=tmp_path / "c",
-        writing=Writing(24, limits=BatchLimits(rows=4)),
-    )
+    cache = generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "c", writing=Writing(24))
     assert cache.complete and len(cache.sequences) == len(prompts)
     by_id = {s.id: s for s in cache.sequences}
     for encoded in encode_prompts(prompts, tokenizer):
@@ -209,26 +204,27 @@ def test_greedy_text_is_what_generate_writes_and_states_give_its_logits(
             sequence.prompt_tokens == len(encoded.token_ids)
             and sequence.category == encoded.category
         )
-        assert bool(sequence.greedy.all())
+        assert torch.equal(sequence.written, sequence.greedy_ids)
         with torch.no_grad():
             logits = target(expected[None]).logits[0, sequence.prompt_tokens - 1 : -1]
         torch.testing.assert_close(sequence.hidden @ cache.head.T, logits, atol=2e-4, rtol=1e-4)
 
 
-def test_rows_that_end_leave_the_batch_without_changing_the_others(tmp_path, tokenizer):
+def test_rows_that_end_leave_the_batch_without_changing_the_others(
+    tmp_path, tokenizer, monkeypatch
+):
     # Answers of very different lengths: the batch is compacted several times on the way.
     target = make_target(seed=5)
     prompts = [Prompt((("user", f"the w{i} w{60 - i} sat"),), "", str(i), i) for i in range(22, 34)]
-    together, alone = (
-        generate_text(
-            target,
-            tokenizer,
-            prompts,
-            cache_dir=tmp_path / f"{n}",
-            writing=Writing(60, limits=BatchLimits(rows=n)),
+    made = []
+    for n in (12, 1):
+        monkeypatch.setattr("archsearch.text.batch.ROWS", n)
+        made.append(
+            generate_text(
+                target, tokenizer, prompts, cache_dir=tmp_path / f"{n}", writing=Writing(60)
+            )
         )
-        for n in (12, 1)
-    )
+    together, alone = made
     left = {s.id: s.token_ids.tolist() for s in together.sequences}
     right = {s.id: s.token_ids.tolist() for s in alone.sequences}
     assert left == right
@@ -249,7 +245,7 @@ def test_sampled_text_records_where_it_left_the_greedy_path(tmp_path, tokenizer,
     ]
     texts = [[s.token_ids.tolist() for s in cache.sequences] for cache in made]
     assert texts[0] == texts[1] != texts[2]
-    flags = torch.cat([s.greedy for s in made[0].sequences])
+    flags = torch.cat([s.written == s.greedy_ids for s in made[0].sequences])
     assert 0 < int(flags.sum()) < len(flags)
     one = made[0].sequences[0]
     assert torch.equal((one.hidden @ made[0].head.T).argmax(-1), one.greedy_ids)
@@ -273,7 +269,8 @@ def test_a_killed_run_is_resumed_and_a_finished_shard_is_not_made_again(
 
     monkeypatch.setattr(Row, "sequence", dies_at_the_fifth_answer)
     # One at a time: all of one batch may come to their end in the same step.
-    one = Writing(8, limits=BatchLimits(rows=1))
+    monkeypatch.setattr("archsearch.text.batch.ROWS", 1)
+    one = Writing(8)
     with pytest.raises(KeyboardInterrupt):
         generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "cut", writing=one)
     assert len(TextCache.load(tmp_path / "cut").sequences) == 4
@@ -299,8 +296,9 @@ def test_answers_that_a_deadline_cut_go_on_where_they_stopped(
         clock[0] += 1.0
         passes.append(what)
 
+    monkeypatch.setattr("archsearch.text.batch.ROWS", 4)
     for temperature in (0.0, 1.5):
-        writing = Writing(30, temperature, limits=BatchLimits(rows=4))
+        writing = Writing(30, temperature)
         whole = generate_text(
             target, tokenizer, prompts, cache_dir=tmp_path / f"whole{temperature}", writing=writing
         )

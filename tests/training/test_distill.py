@@ -133,7 +133,7 @@ def test_the_teacher_is_rebuilt_on_the_kept_tokens(cache):
     assert result.loss_curve[0].value == pytest.approx(0.0, abs=1e-5)
     greedy = torch.cat([s.greedy_ids for s in training.split_heldout(cache.sequences, 4)[1]])
     covered = float(torch.isin(greedy, torch.tensor(kept)).float().mean())
-    assert result.alpha == pytest.approx(covered)
+    assert result.kept.value == pytest.approx(covered)
     heldout = training.split_heldout(cache.sequences, 4)[1]
     found = heldout_divergence(draft, cache.head, heldout)
     assert (
@@ -375,7 +375,7 @@ def test_without_an_anneal_the_draft_ends_as_the_running_mean_of_its_weights(cac
         weights(draft), kept[-1], atol=1e-4
     )
     assert result.alpha_curve[-1].weights == "average"
-    assert result.alpha == pytest.approx(
+    assert result.kept.value == pytest.approx(
         np.concatenate(
             training.greedy_matches(draft, training.split_heldout(cache.sequences, 4)[1])
         ).mean()

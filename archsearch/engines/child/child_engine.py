@@ -139,25 +139,24 @@ class Child:
         """The last lines of the child's stderr."""
         return list(self._lines)
 
-    def ask(self, request: Mapping[str, object], timeout_s: float | None = None) -> dict[str, Any]:
+    def ask(self, request: Mapping[str, object]) -> dict[str, Any]:
         """Send `request`, return what is under "ok" in the answer.
 
         Raises ArchsearchError for what the user can mend, RunFailed where the engine fails, ends,
-        runs out of memory or does not answer within `timeout_s` seconds (None: the child's own
-        limit).
+        runs out of memory or does not answer within `timeout_s` seconds.
         """
-        limit = timeout_s or self.timeout_s
         try:
             self._stdin.write(json.dumps(dict(request)) + "\n")
             self._stdin.flush()
-            line = self._wait(limit)
+            line = self._wait(self.timeout_s)
         except (BrokenPipeError, ValueError, OSError):
             line = None
         except queue.Empty:
             self.close(0.0)  # it hangs: nothing is gained by waiting for it
             raise RunFailed(
-                f"{self.name} did not answer {request.get('do', '')!r} within {limit:.0f} s and was"
-                " stopped; allow more time with --timeout, or ask for less"
+                f"{self.name} did not answer {request.get('do', '')!r} within"
+                f" {self.timeout_s:.0f} s and was stopped; allow more time with --timeout, or ask"
+                " for less"
             ) from None
         except BaseException:  # Ctrl-C: no process may stay behind
             self.close(0.0)

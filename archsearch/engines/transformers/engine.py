@@ -175,7 +175,7 @@ class PassClock:
     def _before(self, module: object, args: object) -> None:
         self._started = time.perf_counter()
 
-    def _after(self, name: str, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+    def _after(self, name: str, module: Any, args: Any, kwargs: Any, output: object) -> None:
         ids = kwargs.get("input_ids", args[0] if args else None)
         tokens = 0 if ids is None else ids.shape[-1]
         if self._exit and module.config.num_hidden_layers == self._exit:

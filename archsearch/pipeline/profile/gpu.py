@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 
 def profile_gpu(request: ProfileRequest, device: Device) -> Profiled:
-    """Measure a GPU in its modes and dtypes, where the latency model is least sure first; the
-    budget is shared equally.
+    """Measure a GPU in its modes and dtypes, which share the budget equally.
 
     Raises ArchsearchError where nothing can be measured here, or the folder holds imported tables.
     """

@@ -132,11 +132,6 @@ class ChainCounts:
         )
 
     @property
-    def alpha(self) -> float:
-        """Right among all judged."""
-        return sum(self.right) / max(1, sum(self.judged))
-
-    @property
     def tokens_a_round(self) -> float:
         """1 + the running products of `conditional`, summed: of rounds that may begin anywhere.
         Real rounds begin after a token that was not foreseen, in harder places, and write somewhat

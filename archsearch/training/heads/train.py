@@ -47,9 +47,7 @@ STEP_WEIGHT: Final = 0.8
 LOOK_SHARE: Final = 0.25
 
 
-def head_config(
-    budget_s: float | None = None, max_tokens: int | None = None, seed: int = 0, **changes: Any
-) -> DistillConfig:
+def head_config(budget_s: float | None = None, **changes: object) -> DistillConfig:
     """How heads are trained unless something else is said: what ran on SmolLM2-135M (learning rate
     1e-3, anneal over the last 30 %, about 570 rows of answers a step), no feature loss."""
     usual: dict[str, Any] = {
@@ -60,9 +58,7 @@ def head_config(
         "feature_weight": 0.0,
         "keep_best": True,
     }
-    return DistillConfig(
-        budget_s=budget_s, max_tokens=max_tokens, seed=seed, **{**usual, **changes}
-    )
+    return DistillConfig(budget_s, **usual | changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +119,8 @@ def train_head(
         )
     with HeadRun(head, usable, config, checkpoint_dir, progress, gamma=gamma) as run:
         done = run.train()
-        place = done.alpha_curve.index(done.kept) if done.kept is not None else -1
-        return HeadResult(done, tuple(run.curve), run.curve[place])
+        best = run.curve[done.alpha_curve.index(done.kept)]
+        return HeadResult(done, tuple(run.curve), best)
 
 
 class HeadRun(TrainingRun):

@@ -115,8 +115,9 @@ def test_failures_end_it_with_one_line(script: Path, request_: str, words: str) 
 
 def test_a_child_that_hangs_is_stopped(script: Path) -> None:
     child = start(script)
+    child.timeout_s = 1.0
     with pytest.raises(RunFailed, match="toy did not answer 'sleep' within 1 s"):
-        child.ask({"do": "sleep"}, timeout_s=1.0)
+        child.ask({"do": "sleep"})
     assert gone(child.pid)
 
 

@@ -53,9 +53,7 @@ def test_chains_are_judged_only_inside_the_text_and_after_right_tokens() -> None
     counts = count_chains([rows])
     assert counts.judged == (3, 2, 0) and counts.right == (2, 1, 0)
     assert counts.conditional == pytest.approx((2 / 3, 1 / 2, 0.0))
-    assert counts.tokens_a_round == pytest.approx(
-        1 + 2 / 3 + 1 / 3
-    ) and counts.alpha == pytest.approx(3 / 5)
+    assert counts.tokens_a_round == pytest.approx(1 + 2 / 3 + 1 / 3)
 
 
 @pytest.mark.slow(own=True)
@@ -193,7 +191,7 @@ def test_where_looks_no_longer_rise_a_head_with_patience_ends(world, monkeypatch
     how = short(max_steps=4000, look_ratio=1.2, patience=1.5)
     result = train_head(make_head(target, "medusa"), [cache], 3, how)
     assert result.run.stopped == NO_RISE and result.run.steps < 100
-    assert result.run.alpha == pytest.approx(0.6)
+    assert result.run.kept.value == pytest.approx(0.6)
     assert result.curve[-1].tokens >= 1.5 * result.best.tokens, "patience"
 
 

@@ -163,7 +163,7 @@ class Worker:
         scheduler.max_num_batched_tokens = self.concurrency * longest
         scheduler.max_num_seqs = max(self.concurrency, 1)
         scheduler.enable_prefix_caching = False
-        helped: dict[str, Any] = {}
+        helped: dict[str, object] = {}
         if self.lookup:
             helped["prompt_lookup"] = True
         elif self.gamma:
@@ -237,7 +237,7 @@ class Worker:
                 super().__init__()
                 self.written: list[int] = []
 
-            def write(self, token: Any) -> Any:
+            def write(self, token: Any) -> object:
                 tokens = token if isinstance(token, list) else [token]
                 self.written += tokens
                 return status.STOP if any(one in ends for one in tokens) else status.RUNNING
@@ -254,7 +254,7 @@ class Worker:
         return ov.Tensor(np.array([list(token_ids)], np.int64))
 
     def single(
-        self, prompt: Message, config: Any, limit: int, ignore_end: bool
+        self, prompt: Message, config: object, limit: int, ignore_end: bool
     ) -> tuple[Message, list[Message]]:
         """One request through `generate`, whose metrics tell the seconds of every pass of target
         and draft.

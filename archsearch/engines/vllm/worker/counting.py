@@ -165,7 +165,7 @@ class PassClock:
         self.draft_s.append(seconds)
         self.draft_tokens.append(0)  # rows are its own affair
 
-    def _draft_enters(self, module: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+    def _draft_enters(self, module: object, args: object, kwargs: Mapping[str, Any]) -> None:
         tokens = kwargs.get("positions")
         self.draft_tokens.append(int(tokens.shape[-1]) if tokens is not None else 0)
         self._entered = time.perf_counter()

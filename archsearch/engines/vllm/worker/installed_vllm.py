@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from loop import Failed, UserError
 
@@ -39,15 +38,15 @@ def is_memory(error: BaseException) -> bool:
 
 
 def telling(
-    call: Callable[..., dict[str, Any]], *, starting: bool = False
-) -> Callable[..., dict[str, Any]]:
+    call: Callable[..., dict[str, object]], *, starting: bool = False
+) -> Callable[..., dict[str, object]]:
     """`call` with vLLM's errors turned into those that the parent prints in one line; a bug of ours
     stays what it is.
 
     While `starting`, ValueError and OSError are vLLM's checks of what it was asked for.
     """
 
-    def reported(*asked: Any) -> dict[str, Any]:
+    def reported(*asked: object) -> dict[str, object]:
         try:
             return call(*asked)
         except (UserError, Failed):

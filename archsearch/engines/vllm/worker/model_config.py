@@ -47,7 +47,7 @@ def text_config(config: Mapping[str, object]) -> Mapping[str, Any]:
     return next((part for part in nested if isinstance(part, dict)), config)
 
 
-def cache_bytes_per_token(configs: Sequence[Mapping[str, Any]], bytes_per_value: int) -> int:
+def cache_bytes_per_token(configs: Sequence[Mapping[str, object]], bytes_per_value: int) -> int:
     """Bytes of keys and values of one token, all layers of all models; vLLM gives every layer a
     page of the widest one's size."""
     layers, widest = 0, 0

@@ -102,7 +102,7 @@ class Worker:
         positions = (text_config(config).get("max_position_embeddings") for config in configs)
         longest = min([length, *(most for most in positions if isinstance(most, int))])
         self.room = longest - (self.gamma + 2 if drafts else 0)
-        limits: dict[str, Any] = {}
+        limits: dict[str, object] = {}
         # vLLM's smallest default must hold one round of every request.
         if int(ask["concurrency"]) * (self.gamma + 2) > 2048:
             limits["max_num_batched_tokens"] = max(8192, int(ask["concurrency"]) * (self.gamma + 2))
@@ -134,7 +134,7 @@ class Worker:
         scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
         plan = scheduler.schedule
 
-        def schedule(*args: Any, **kwargs: Any) -> Any:
+        def schedule(*args: object, **kwargs: Any) -> Any:
             output = plan(*args, **kwargs)
             self.planned.append(output)
             return output
@@ -366,7 +366,7 @@ def speculative_config(ask: Message) -> dict[str, Any]:
     return config
 
 
-def _model_runner(llm: Any) -> Any:
+def _model_runner(llm: Any) -> object:
     """vLLM's model runner where it is in this process, else None."""
     wrapper = getattr(llm.llm_engine.model_executor, "driver_worker", None)
     return getattr(getattr(wrapper, "worker", None), "model_runner", None)
