@@ -259,6 +259,8 @@ def test_what_decides_nothing(
 ) -> None:
     doubt = counting_doubt(median, pooled, 12, steady)
     assert doubt is None if why is None else why in (doubt or "")
+    few = [counting_doubt(median, pooled, prompts, steady) or "" for prompts in (1, 3)]
+    assert "on one prompt says too little" in few[0] and "on 3 prompts" in few[1]
 
 
 def test_interleaving() -> None:
