@@ -97,7 +97,7 @@ def acceptance_of(
 def scored_by(scorer: Scorer, score: Score, folder: Path | None = None) -> Score:
     """What another scorer says of a candidate, by what is known of its acceptance."""
     alpha, taus, _ = acceptance_of(scorer, score, folder)
-    return scorer.measured(score.proposer, alpha, taus)
+    return replace(scorer.measured(score.proposer, alpha, taus), assumed=score.assumed)
 
 
 def usual_batches(scorer: Scorer, device: Device) -> list[int]:

@@ -101,12 +101,9 @@ def fastest_lines(reading: Reading, dtype: str) -> list[str]:
     if not own or (len(_kinds(ways)) < 2 and not missing):
         return missing
     best = next((way for way in own if way.measured), own[0])
-    start = (
-        f"Fastest{' measured' * best.measured} in"
-        if best.drafter or best is not own[0]
-        else "No draft is faster than none in"
-    )
-    words, rate = f"{start} {dtype} here: {way_words(best)} tokens/s", best.tokens_per_s.value
+    none = best.measured and not best.drafter and best is own[0]
+    start = "No draft is faster than none" if none else f"Fastest{' measured' * best.measured}"
+    words, rate = f"{start} in {dtype} here: {way_words(best)} tokens/s", best.tokens_per_s.value
     if best.drafter and best.same is not None:
         words += f", {best.same.words(' of ')} answers the target's own"
     others = [way_words(way) for way in own if way is not best]

@@ -99,8 +99,8 @@ class Score:
     def ranked_by(self) -> float:
         """Its worth among other families: by the lower end of its speed-up's interval where
         acceptance is assumed."""
-        low = self.speedup.low if self.assumed else None
-        return self.worth if low is None else self.worth * low / self.speedup.value
+        gain = self.speedup
+        return self.worth * (gain.interval[0] / gain.value if self.assumed else 1.0)
 
     @property
     def broken_limits(self) -> tuple[str, ...]:
