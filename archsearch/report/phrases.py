@@ -246,11 +246,14 @@ class AskedPart:
 
 
 def mix_words(mix: Mix) -> list[str]:
-    """`2 kinds of requests, best by throughput; tpot_ms at most 40`, and each part."""
+    """`2 kinds of requests, best by throughput; tpot_ms at most 40`, and each part, where there are
+    several."""
     limits = "".join(f"; {name} at most {most:g}" for name, most in as_data(mix.limits).items())
-    kinds = len(mix.parts)
-    words = f"{kinds} kind{'s' * (kinds > 1)} of requests, best by {mix.objective}{limits}"
-    return [words, *(AskedPart.of(part).words() for part in mix.parts)]
+    parts = [AskedPart.of(part) for part in mix.parts]
+    several = len(parts) > 1
+    what = f"{len(parts)} kinds of requests" if several else parts[0].words(shared=False)
+    words = f"{what}, best by {mix.objective}{limits}"
+    return [words, *(part.words() for part in parts if several)]
 
 
 @dataclass(frozen=True)
@@ -314,7 +317,7 @@ class AskedOver(Asked):
         one = f"Batch {work.batch_size}, context {work.context_len}"
         devices = f", {ranks} devices" if ranks > 1 else ""
         over = one if self.mix is None else mix_words(self.mix)[0]
-        return f"{over}, {self.dtype_words}{devices}"
+        return f"{over[0].upper()}{over[1:]}, {self.dtype_words}{devices}"
 
 
 def part_rows(mix: MixScore) -> list[tuple[str, ...]]:

@@ -169,7 +169,7 @@ def test_an_objective_without_a_file_is_about_one_kind_of_request() -> None:
         and part["running"] == 8
         and entry["mix"]["value"] == entry["tpot_s"]["value"]
     )
-    assert "requests (100% of tokens): 8 in flight" in call(*explained, "tpot").stdout
+    assert "requests: 8 in flight" in call(*explained, "tpot").stdout
 
 
 @pytest.mark.parametrize(
