@@ -116,13 +116,17 @@ def _served(item: Priced, trace: Trace | None, simulated: int) -> UnderLoad:
     # a full server is judged by the tokens that it gives: a token's time is of as many as run
     judged: Objective = "throughput" if any(row.full for row in rows) else "tpot"
     worth = (objective_of(parts, judged, 1, plain=alone) for alone in (False, True))
+    # what the server does at its best: a score is of one that drafts somewhere
+    own: tuple[Objective, ...] = (scorer.mix.objective, "speedup")
+    ranks = scorer.workload.tensor_parallel
+    value, gain = (objective_of(parts, objective, ranks) for objective in own)
     return UnderLoad(
         draft=item.entry.draft,
         by=served_by(item.source),
         notes=item.entry.notes,
-        objective=mix.value,
+        objective=value,
         plain_objective=mix.plain,
-        speedup=item.score.speedup.value,
+        speedup=gain,
         pays=gain_of(judged, *worth) > 1.0 and not mix.broken_limits,
         broken_limits=mix.broken_limits,
         parts=tuple(rows),
