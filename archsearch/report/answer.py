@@ -18,7 +18,7 @@ from archsearch.engine_facts import engine_facts
 from archsearch.estimate import Estimate
 from archsearch.export.engines import HEADS, Setup, serving
 from archsearch.needs import Needs
-from archsearch.report.phrases import PAYS, count_words, verdict
+from archsearch.report.phrases import count_words, verdict
 from archsearch.report.reading import Shown
 from archsearch.report.terminal.layout import WIDTH, table
 from archsearch.runs.run import Run
@@ -72,15 +72,6 @@ def best_at_hand(options: Sequence[Shown], trained: bool = True) -> Shown | None
     return max(found, key=lambda each: (each is options[0], each.ranked_by), default=None)
 
 
-def judged(options: Sequence[Shown]) -> Shown:
-    """The option that the verdict is of: what one can have today where it was measured, else the
-    first or that, whichever more can be hoped of."""
-    lead, today = options[0], best_at_hand(options)
-    if today is None or today.measured:
-        return today or lead
-    return min(lead, today, key=lambda each: [*PAYS].index(verdict(each.gain)))
-
-
 def shown_rows(options: Sequence[Shown], most: int = MOST_ROWS) -> list[Shown]:
     """At most `most` options that differ in more than head counts: the best of each kind of what
     needs training, and what one can have today; in the order of the ranking."""
@@ -129,9 +120,10 @@ def sentences(
     options: Sequence[Shown], where: str, unit: str, budget_hours: float | None
 ) -> list[str]:
     """The verdict, what one can have today, and the best that the budget buys."""
+    lead = options[0]
     today = best_at_hand(options)
     bought = next((option for option in options if not option.at_hand), None)
-    best = judged(options)
+    best = today if today is not None and (today is lead or today.measured) else lead
     lines = [f"Speculation {verdict(best.gain, measured=best.measured)} {where}."]
     if today is not None:
         known = SOURCE_WORDS.get(today.score.alpha.source, "modelled")

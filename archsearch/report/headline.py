@@ -12,7 +12,6 @@ from typing import Final
 from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.estimate import Estimate
 from archsearch.models.files import HEAD_FAMILIES
-from archsearch.report.answer import judged
 from archsearch.report.phrases import (
     SOURCES,
     break_even_words,
@@ -62,7 +61,7 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
     seen = [pair for pair in seen if pair[1].undecided is None] or seen
     if seen:
         return _confirmed_headline(run, found, max(seen, key=lambda pair: pair[0])[1], where)
-    lead = judged(found)
+    lead = found[0]
     score, gain = lead.score, lead.score.speedup
     load = _own_load(run, lead)
     stated, how, timed = gain, "predicted", False

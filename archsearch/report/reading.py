@@ -117,8 +117,8 @@ class Shown(Candidate):
 
     @property
     def ranked_by(self) -> float:
-        """Its speed-up, the lower end where acceptance is assumed (`Score.ranked_by`)."""
-        return self.gain.interval[0] if self.score.assumed else self.gain.value
+        """As measured, else `Score.ranked_by`."""
+        return self.gain.value if self.measured else self.score.ranked_by
 
     @property
     def name(self) -> str:

@@ -97,10 +97,12 @@ class Score:
 
     @property
     def ranked_by(self) -> float:
-        """Its worth among other families: by the lower end of its speed-up's interval where
-        acceptance is assumed."""
-        gain = self.speedup
-        return self.worth * (gain.interval[0] / gain.value if self.assumed else 1.0)
+        """Its worth among other families: where acceptance is assumed by the lower end of its
+        speed-up's interval, but above what is known not to pay where it may."""
+        if not self.assumed:
+            return self.worth
+        low = self.worth * self.speedup.interval[0] / self.speedup.value
+        return max(low, min(self.worth, 1.0))
 
     @property
     def broken_limits(self) -> tuple[str, ...]:

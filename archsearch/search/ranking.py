@@ -34,13 +34,15 @@ def effort(needs: Needs | None) -> tuple[int, float]:
 
 def led_by_need(groups: Sequence[Sequence[Score]]) -> list[Score]:
     """The scores of `groups` in their order; inside a group the one that takes least to have leads,
-    of equals the best, unless its acceptance is assumed, or a later group holds a better one for as
-    little: a wide error alone tied it. The others follow as they stand."""
+    of equals the best, unless its acceptance is assumed beside one that is known to pay, or a later
+    group holds a better one for as little: a wide error alone tied it. The others follow as they
+    stand."""
     found: list[Score] = []
     for number, group in enumerate(groups):
         ranked = sorted(group, key=lambda score: -score.ranked_by)
-        known = [score for score in ranked if not score.assumed] or ranked
-        leader = min(known, key=lambda score: (*effort(score.needs), -score.ranked_by))
+        known = [score for score in ranked if not score.assumed]
+        able = known if any(score.pays for score in known) else ranked
+        leader = min(able, key=lambda score: (*effort(score.needs), -score.ranked_by))
         later = itertools.chain.from_iterable(groups[number + 1 :])
         own, worth = effort(leader.needs), leader.ranked_by
         if any(effort(each.needs) <= own and each.ranked_by > worth for each in later):

@@ -248,7 +248,10 @@ def test_a_batch_that_drafts_unevenly_waits_for_the_host() -> None:
 def test_what_is_assumed_ranks_by_the_lower_end_of_its_interval() -> None:
     scorer = scorer_of("llama-3.1-8b", "h100")
     pard, eagle3 = (scorer(FAMILIES[name].usual(scorer.target)) for name in ("pard", "eagle3"))
-    assert pard.assumed and pard.ranked_by == pytest.approx(pard.speedup.low, rel=1e-12)
+    low = pard.speedup.interval[0]
+    assert pard.assumed and low < 1.0 < pard.speedup.value and pard.ranked_by == 1.0
+    sure = replace(pard, speedup=replace(pard.speedup, low=1.1))
+    assert sure.ranked_by == pytest.approx(1.1, rel=1e-12), "by the lower end of its interval"
     assert not eagle3.assumed and eagle3.ranked_by == eagle3.speedup.value
     given = scorer_of("llama-3.1-8b", "h100", alpha=0.8)(FAMILIES["pard"].usual(scorer.target))
     assert not given.assumed and given.ranked_by == given.speedup.value, "who gives alpha knows it"

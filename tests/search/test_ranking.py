@@ -87,3 +87,19 @@ def test_drafts_made_in_different_ways_are_less_surely_apart(make_scorer):
         [far, other], scorer.acceptance, lambda score: shared if score is other else scorer.context
     )
     assert len(mixed) == 1
+
+
+def test_what_may_pay_leads_what_is_known_not_to(make_scorer):
+    """A lookup of 1.23x (0.76 to 2.22), assumed, stood sixth below drafts of 0.99x to be trained."""
+    score = make_scorer()(DRAFT)
+    unit = 1.0 / score.speedup.value
+    lookup = faster(score, 1.23 * unit, NOTHING)
+    lookup = replace(
+        lookup, speedup=replace(lookup.speedup, low=0.76, high=2.22), assumed="published for others"
+    )
+    poor, good = faster(score, 0.99 * unit, DEAR), faster(score, 1.02 * unit, DEAR)
+    hopeless = replace(lookup, speedup=replace(lookup.speedup, value=0.9))
+    keys = [item.ranked_by for item in (good, lookup, poor, hopeless)]
+    assert keys == sorted(keys, reverse=True)
+    assert led_by_need([[lookup, poor]]) == [lookup, poor]
+    assert led_by_need([[lookup, good]])[0] == good
