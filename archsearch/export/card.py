@@ -56,10 +56,12 @@ def padded_head_cost(arch: Architecture, dtype: str) -> HeadCost:
 @dataclass(frozen=True)
 class FullHead:
     """Predicted speed-up in engines that compute the full head, and the gamma (with its predicted
-    speed-up) that suits them better than the export's; None where none does."""
+    speed-up) that suits them better than the export's; None where none does. `kept_rows`: with the
+    trimmed head, at the same gamma."""
 
     speedup: float
     better_gamma: tuple[int, float] | None = None
+    kept_rows: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ def model_card(made: ExportPlan) -> str:
         made=made,
         # an engine that takes the draft folder as it is; it computes in nothing below 16 bits
         in_transformers=any(ENGINES[name].draft_folder for name in made.engines),
+        stops={name: each for name, each in source.stops.items() if name in made.engines},
         loaded=made.dtype if DTYPE_BYTES[made.dtype] >= 2 else "bfloat16",
         source=source,
         arch=arch,
@@ -202,13 +205,23 @@ def _numbers(record: DraftRecord, gamma: int, padded_speedup: float | None) -> l
 
 def _confirmed_words(found: Confirmed, trimmed: bool) -> str:
     engine = f"{found.engine} {found.engine_version}".rstrip()
-    ran = (engine, found.dtype, f"{found.prompts} held-out prompts", f"gamma {found.gamma}")
+    ran = (engine, found.dtype, found.prompts_words, f"gamma {found.gamma}")
     parts = [f"In the engine: {', '.join(filter(None, ran))}."]
     facts = ENGINES.get(found.engine)
     if trimmed and facts is not None and facts.trimmed_head:
         parts.append("archsearch ran it with the kept rows of the head only (see The head).")
     alone, together = found.baseline_tokens_per_s, found.tokens_per_s
     parts.append(f"{alone:.1f} tokens/s alone, {together:.1f} with the draft.")
+    if (row := found.stops) is not None:
+        served = (
+            " with the kept rows only; engines load the full head, so no file here sets it"
+            if trimmed and found.padded_when_served
+            else ""
+        )
+        parts.append(
+            f"Stopping where a token has less than {row.stops_below:g}, gamma at most {row.gamma}:"
+            f" speed-up {row.speedup.value:.2f}{served}."
+        )
     if found.undecided:
         again = "`archsearch confirm` it again with nothing else running"
         parts.append(f"NOT DECIDED: {found.undecided}. {again}.")
@@ -216,6 +229,7 @@ def _confirmed_words(found: Confirmed, trimmed: bool) -> str:
         error = found.relative_error
         off = f" ({100 * error:+.1f} % off)" if error is not None else ""
         parts.append(f"Predicted for this run: {found.predicted_speedup:.2f}{off}.")
+    parts += [found.pace_words] if found.pace_words else []
     if exact := found.identical_output_float32:
         same = f"{exact.words(' of ')} prompts"
         parts.append(f"Same text as the target alone in float32: {same}.")

@@ -75,7 +75,7 @@ def export_rank(
     stops = {
         engine: (row.gamma, row.stops_below)
         for engine, known in ran.items()
-        if not (gamma or planned.ranges) and (row := known.stops) is not None
+        if not (gamma or known.padded_when_served) and (row := known.stops) is not None
     }
     scheduled = gamma_at(planned.ranges, int(run.arguments.get("batch_size") or 1))
     gamma = gamma or scheduled or (record.confirmed or candidate.score).gamma
@@ -128,10 +128,11 @@ def _draft_record(run: Run, candidate: Candidate, found: Confirmed | None) -> Dr
     """What the files of the run say of a candidate, which was confirmed so."""
     training = candidate.training() if candidate.has_weights else None
     files = sorted(candidate.folder.glob(LOAD_FILES))
-    loads = (load_or_note(path, "measurement under load", LoadRecord, []) for path in files)
+    read = (load_or_note(path, "measurement under load", LoadRecord, []) for path in files)
+    loads = tuple(each for each in read if each and not each.is_stale(candidate.score.alpha))
     confirmed = None if found is None else as_data(found)
     provenance = {"run": run.info, "rank": candidate.rank, "confirmed": confirmed}
-    return DraftRecord(candidate.score, found, training, tuple(filter(None, loads)), provenance)
+    return DraftRecord(candidate.score, found, training, loads, provenance)
 
 
 def _confirmed_in(candidate: Candidate, draft_dtype: str | None) -> dict[str, Confirmed]:
@@ -162,11 +163,12 @@ def _full_head(run: Run, candidate: Candidate, gamma: int, *, scheduled: bool) -
     known = load_trained(candidate.architecture, candidate.folder)
     known.check_gammas([gamma])
     full = candidate.architecture.replace(draft_vocab_size=None)
-    here, best = (
-        scorer.measured(full, known.alpha, known.tau, gammas=gammas) for gammas in ([gamma], None)
+    kept, here, best = (
+        scorer.measured(shape, known.alpha, known.tau, gammas=gammas)
+        for shape, gammas in ((candidate.architecture, [gamma]), (full, [gamma]), (full, None))
     )
     better = (best.gamma, best.speedup.value) if best.gamma != gamma and not scheduled else None
-    return FullHead(here.speedup.value, better)
+    return FullHead(here.speedup.value, better, kept.speedup.value)
 
 
 def _head_note(candidate: Candidate, dtype: str, full_head: FullHead | None) -> str:
@@ -176,8 +178,8 @@ def _head_note(candidate: Candidate, dtype: str, full_head: FullHead | None) -> 
         return "The head holds the full vocabulary."
     predicted, advice = "", ""
     if full_head is not None:
-        own = candidate.score.speedup.value
-        predicted = f" (predicted speed-up {full_head.speedup:.2f} instead of {own:.2f})"
+        both = f"{full_head.speedup:.2f} instead of {full_head.kept_rows:.2f}"
+        predicted = f" (predicted speed-up {both})"
         if full_head.better_gamma is not None:
             gamma, speedup = full_head.better_gamma
             advice = (

@@ -170,6 +170,7 @@ def confirm_families(
         engine=name,
         dtype=dtype,
         prompts=len(asked),
+        prompts_file=str(request.prompts) if request.prompts else None,
         threads=session.source.threads,
         baseline_tokens_per_s=ran[0].baseline_tokens_per_s if ran else None,
         rows=tuple(rows),

@@ -89,11 +89,7 @@ def section_confirmed(
     notes = [_terms_note(confirmed), *filter(None, [stopping_words(confirmed)])]
     if confirmed.prompts_seen:
         notes.insert(0, f"Not on unseen prompts: {confirmed.prompts_seen}.")
-    if confirmed.slowdown is not None:
-        notes.append(
-            f"The machine ran {confirmed.slowdown:.2f} times slower than the profile's reference,"
-            " which predicted times are for; a speed-up does not feel it."
-        )
+    notes += [words] if (words := confirmed.pace_words) else []
     if confirmed.speedup_end_to_end is not None:
         notes.append(
             f"With prefill the measured speed-up is {confirmed.speedup_end_to_end:.2f}x, pooled."
@@ -119,6 +115,8 @@ def stopping_words(confirmed: Confirmed) -> str:
     if row is None or gain is None or row.predicted_speedup is None:
         return ""
     served = "export writes it" if confirmed.stops is not None else "not faster, not exported"
+    if confirmed.stops is not None and confirmed.padded_when_served:
+        served = "of the trimmed head, and exports load the full one: not exported"
     return (
         f"Stopping where its token has less than {row.stops_below:g}, gamma at most {row.gamma}:"
         f" {row.gain.words('x')} measured, {row.predicted_speedup:.2f}x"

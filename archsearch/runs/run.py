@@ -205,9 +205,10 @@ class Run:
         return [self.score(rank) for rank in self.ranks()]
 
     def confirmed(self, rank: int) -> Confirmed | None:
-        """confirmed.json of a rank, None where it has not been confirmed. Raises ArchsearchError
-        for a broken file."""
-        return load(self.best_dir(rank) / CONFIRMED_FILE, "confirmation", Confirmed)
+        """confirmed.json of a rank; None where it has not been confirmed, or was trained further
+        since. Raises ArchsearchError for a broken file."""
+        found = load(self.best_dir(rank) / CONFIRMED_FILE, "confirmation", Confirmed)
+        return None if found is None or found.is_stale(self.score(rank).alpha) else found
 
     def decided(self, rank: int) -> float | None:
         """The confirmed speed-up of a rank; None where it was not confirmed, that decides nothing,

@@ -111,6 +111,11 @@ def test_what_is_known_is_said_with_its_source() -> None:
         and "position 1 to 2: 0.72, 0.57" in card
     )
     assert "4 of 4 prompts" in card and "+3.2 % off" in card
+    slow = replace(CONFIRMED, slowdown=1.8)
+    assert "The machine ran" not in card
+    assert "The machine ran 1.80 times slower" in card_of(
+        TRIMMED, gamma=6, record=DraftRecord(SCORE, slow), head=COST
+    )
 
 
 def test_what_is_not_known_is_left_out() -> None:
