@@ -81,10 +81,10 @@ def export(
         asked["allow_untrained"] = allow_untrained
         made = export_rank(run, rank, output, **asked)
     what = f"{family} head" if family != "independent" else f"Draft of rank {rank}"
-    stops = {name: row for name, row in made.get("stops", {}).items() if name in made["engines"]}
     unsure = "".join(
         f"; in {name} up to {most}, stopping below {least:g}"
-        for name, (most, least) in stops.items()
+        for name, (most, least) in made.get("stops", {}).items()
+        if name in made["engines"]
     )
     lines = [
         f"{what} exported to {made['output']} (gamma {made['gamma']}{unsure}) for"

@@ -212,16 +212,6 @@ def _confirmed_words(found: Confirmed, trimmed: bool) -> str:
         parts.append("archsearch ran it with the kept rows of the head only (see The head).")
     alone, together = found.baseline_tokens_per_s, found.tokens_per_s
     parts.append(f"{alone:.1f} tokens/s alone, {together:.1f} with the draft.")
-    if (row := found.stops) is not None:
-        served = (
-            " with the kept rows only; engines load the full head, so no file here sets it"
-            if trimmed and found.padded_when_served
-            else ""
-        )
-        parts.append(
-            f"Stopping where a token has less than {row.stops_below:g}, gamma at most {row.gamma}:"
-            f" speed-up {row.speedup.value:.2f}{served}."
-        )
     if found.undecided:
         again = "`archsearch confirm` it again with nothing else running"
         parts.append(f"NOT DECIDED: {found.undecided}. {again}.")
@@ -229,7 +219,6 @@ def _confirmed_words(found: Confirmed, trimmed: bool) -> str:
         error = found.relative_error
         off = f" ({100 * error:+.1f} % off)" if error is not None else ""
         parts.append(f"Predicted for this run: {found.predicted_speedup:.2f}{off}.")
-    parts += [found.pace_words] if found.pace_words else []
     if exact := found.identical_output_float32:
         same = f"{exact.words(' of ')} prompts"
         parts.append(f"Same text as the target alone in float32: {same}.")

@@ -106,8 +106,11 @@ def _beside_target(
     draft: ExportSource, run: Run, engines: Sequence[str], draft_dtype: str | None
 ) -> ExportSource:
     """A drafter of a run beside the run's target, as it was searched for."""
+    from archsearch.models.load import packaged_gguf
+
     ref = resolve_target(run.arguments["target"])
     gguf = any(engine_facts(engine).gguf for engine in engines)
+    packaged = ref.weights if gguf and ref.folder is None else None  # it comes in one, or is one
     # a head's GGUF holds the target's tokenizer
     asks = gguf if draft.family != INDEPENDENT else not has_tokenizer(draft.draft)
     return replace(
@@ -115,7 +118,7 @@ def _beside_target(
         target=ExportTarget(
             ref.place or ref.name,
             _target_tokenizer(ref) if asks else None,
-            _target_gguf(ref) if gguf else None,
+            packaged_gguf(ref.name, packaged) if packaged else None,
         ),
         dtype=run.dtype or draft.record.confirmed_dtype or "bfloat16",
         tensor_parallel=serving_ranks(run),
@@ -202,13 +205,6 @@ def _target_tokenizer(ref: TargetRef) -> Any:
         return load_tokenizer(ref)
     except MissingDataError:
         return None
-
-
-def _target_gguf(ref: TargetRef) -> Path | None:
-    """The target's own GGUF, where it comes in one or is one."""
-    from archsearch.models.load import packaged_gguf
-
-    return packaged_gguf(ref.name, ref.weights) if ref.folder is None and ref.weights else None
 
 
 def export_family(

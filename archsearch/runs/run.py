@@ -250,22 +250,12 @@ class Run:
         )
         try:
             best = max((score.speedup.value for score in self.scores()), default=None)
-            confirmed = [each for each in map(self.confirmed, self.ranks()) if each is not None]
-            found = [item.speedup.value for item in confirmed if item.undecided is None]
+            ran = [each for each in map(self.confirmed, self.ranks()) if each is not None]
         except WRONG_SHAPE:  # one damaged file must not hide the other runs
             return (*asked, "broken", "broken")
-        measured = max(found, default=None)
-        return (
-            *asked,
-            "none yet" if best is None else f"{best:.2f}x",
-            _measured_words(measured, bool(confirmed)),
-        )
-
-
-def _measured_words(measured: float | None, ran: bool) -> str:
-    if measured is None:
-        return "not decided" if ran else "no"
-    return f"{measured:.2f}x"
+        found = [each.speedup.value for each in ran if each.undecided is None]
+        measured = f"{max(found):.2f}x" if found else "not decided" if ran else "no"
+        return (*asked, "none yet" if best is None else f"{best:.2f}x", measured)
 
 
 def create_run(
@@ -428,26 +418,14 @@ def git_commit() -> str | None:
     root = package_dir().parent
     if not (root / ".git").exists():
         return None
-    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    # no tag matches, so the whole hash
+    asked = "describe --always --abbrev=40 --exclude=* --dirty=+changes".split()
+    command, environment = ["git", "-C", str(root), *asked], {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
-        answers = [
-            subprocess.run(
-                ["git", "-C", str(root), *command],
-                capture_output=True,
-                text=True,
-                timeout=10,
-                env=environment,
-            )
-            for command in (
-                ["rev-parse", "HEAD"],
-                ["status", "--porcelain", "--untracked-files=no"],
-            )
-        ]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=10, env=environment)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    if answers[0].returncode:
-        return None
-    return answers[0].stdout.strip() + ("+changes" if answers[1].stdout.strip() else "")
+    return None if said.returncode else said.stdout.strip()
 
 
 def _slug(text: str) -> str:
