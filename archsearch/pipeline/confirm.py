@@ -333,7 +333,7 @@ def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
     What decides nothing does not take the place of a decided one of the same weights in the same
     engine: it is written beside it.
     """
-    run, name = case.session.run, case.bench.name
+    name = case.bench.name
     own, beside = case.file("confirmed-{engine}.json"), case.file(UNDECIDED_FILE)
     main, last = (
         load_or_note(path, "confirmation", Confirmed, [])  # a broken one is replaced
@@ -351,7 +351,7 @@ def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
             return result
     first = name == case.session.request.engine or main is None or main.engine == name
     if first and case.bench.own_dtype:
-        run.write_confirmed(case.rank, result)  # the run's own engine keeps this place
+        save(case.folder / CONFIRMED_FILE, result)  # the run's own engine keeps this place
     save(own, result)
     beside.unlink(missing_ok=True)
     return result

@@ -363,10 +363,10 @@ def _priced(
 def _share_notes(score: Score) -> list[str]:
     """That a drafter does not propose in every round, and in how many it is taken to; that its
     acceptance is assumed."""
-    share, assumed = score.proposer.drafts_share, f"its acceptance is assumed ({score.assumed})"
+    share, assumed = score.proposer.drafts_share, score.assumed
     if share >= 1.0:
-        ranked = f"{assumed}, so the lower end of its speed-up ranks it"
-        return [ranked] if score.assumed else []
+        ranked = "so the lower end of its speed-up ranks it"
+        return [f"its acceptance is assumed ({assumed}), {ranked}"] if assumed else []
     return [
         f"assumed to propose in {share:.0%} of rounds; alpha counts those rounds, tau all; measure"
         " both on your text"
@@ -387,10 +387,7 @@ def _differences(priced: Sequence[Priced]) -> tuple[Difference, ...]:
 def _warnings(priced: Sequence[Priced]) -> tuple[str, ...]:
     found = []
     for items in _by_engine(priced):
-        drafts = [
-            (item.entry.draft, item.scorer, item.score)
-            for item in items
-            if not item.entry.other_tokenizer
-        ]
+        able = (item for item in items if not item.entry.other_tokenizer)
+        drafts = [(item.entry.draft, item.scorer, item.score) for item in able]
         found += warnings_of(items[0].source, drafts)
     return tuple(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from archsearch.export.card import (
 from archsearch.export.engines import DEFAULT_ENGINES, check_engines
 from archsearch.export.folder import export
 from archsearch.models.files import has_tokenizer, head_family_of
-from archsearch.models.targets import TargetRef, resolve_drafter, resolve_target
+from archsearch.models.targets import resolve_drafter, resolve_target
 from archsearch.pipeline.candidates import serving_ranks
 from archsearch.pipeline.families import INDEPENDENT, check_independent
 from archsearch.pipeline.heads import served_gamma
@@ -84,7 +85,7 @@ def export_rank(
         candidate.folder, gamma, planned, record=record, full_head=full_head, stops=stops
     )
     source = _beside_target(draft, run, engines, draft_dtype)
-    note = _head_note(candidate, str(source.dtype), full_head)
+    note = _head_note(candidate, source.dtype, full_head)
     if not candidate.has_weights:
         note = f"It holds a shape without weights; to train it: {train}. {note}"
     better = full_head.better_gamma if full_head is not None else None
@@ -106,21 +107,24 @@ def _beside_target(
     draft: ExportSource, run: Run, engines: Sequence[str], draft_dtype: str | None
 ) -> ExportSource:
     """A drafter of a run beside the run's target, as it was searched for."""
-    from archsearch.models.load import packaged_gguf
+    from archsearch.models.load import load_tokenizer, packaged_gguf
 
     ref = resolve_target(run.arguments["target"])
     gguf = any(engine_facts(engine).gguf for engine in engines)
     packaged = ref.weights if gguf and ref.folder is None else None  # it comes in one, or is one
     # a head's GGUF holds the target's tokenizer
-    asks = gguf if draft.family != INDEPENDENT else not has_tokenizer(draft.draft)
+    asks, tokenizer = gguf if draft.family != INDEPENDENT else not has_tokenizer(draft.draft), None
+    if asks:
+        with suppress(MissingDataError):  # engines then take the target's own
+            tokenizer = load_tokenizer(ref)
     return replace(
         draft,
         target=ExportTarget(
             ref.place or ref.name,
-            _target_tokenizer(ref) if asks else None,
+            tokenizer,
             packaged_gguf(ref.name, packaged) if packaged else None,
         ),
-        dtype=run.dtype or draft.record.confirmed_dtype or "bfloat16",
+        dtype=run.dtype or "bfloat16",
         tensor_parallel=serving_ranks(run),
         gguf_dtype=draft_dtype or run.draft_dtype or draft.gguf_dtype,
         **run.priced_as,
@@ -195,16 +199,6 @@ def _head_note(candidate: Candidate, dtype: str, full_head: FullHead | None) -> 
         f" the weights per draft token{predicted}; archsearch.models.load_draft keeps it"
         f" trimmed.{advice}"
     )
-
-
-def _target_tokenizer(ref: TargetRef) -> Any:
-    """The target's tokenizer, None where it cannot be had: engines then take the target's own."""
-    from archsearch.models.load import load_tokenizer
-
-    try:
-        return load_tokenizer(ref)
-    except MissingDataError:
-        return None
 
 
 def export_family(

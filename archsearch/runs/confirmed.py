@@ -112,8 +112,26 @@ class Judged(ByPrompt):
         return dataclasses.replace(row, undecided=counting_doubt(*figures))
 
 
+class Paced:
+    """What was measured at the machine's own pace, which is not the profile's."""
+
+    slowdown: float | None
+
+    @property
+    def pace_words(self) -> list[str]:
+        """One sentence about that pace; none where nobody looked."""
+        if self.slowdown is None:
+            return []
+        words = (
+            f"The machine ran {self.slowdown:.2f} times slower than the profile's reference, which"
+            " predicted times are for: to part errors, measured times are divided by that; a"
+            " speed-up does not feel it."
+        )
+        return [words]
+
+
 @dataclass(frozen=True, kw_only=True)
-class ConfirmedGamma(Judged):
+class ConfirmedGamma(Judged, Paced):
     """One gamma of confirmed.json. `predicted`: the score that stood beside it, with the tau of
     held-out text; `..._at_measured_tau`: with the one that the engine counted, which leaves the
     error of the times; `predicted_round_s` holds `overhead_s`, what the engine adds; `context`:
@@ -182,16 +200,6 @@ class Confirmed(ConfirmedGamma):
         return trimmed and facts is not None and facts.trimmed_head
 
     @property
-    def pace_words(self) -> str:
-        """How fast the machine was beside the predicted times; "" where nobody looked."""
-        if self.slowdown is None:
-            return ""
-        return (
-            f"The machine ran {self.slowdown:.2f} times slower than the profile's reference, which"
-            " predicted times are for; a speed-up does not feel it."
-        )
-
-    @property
     def prompts_words(self) -> str:
         """`24 held-out prompts`."""
         of = f" of {self.prompts_file}" if self.prompts_file else ""
@@ -254,7 +262,7 @@ class ErrorSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadRecord:
+class LoadRecord(Paced):
     """load-<engine>.json.
 
     `synthetic`: draft tokens were accepted by chance, at `asked_acceptance_by_position`; `alpha`:

@@ -30,7 +30,7 @@ from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
 from archsearch.paths import package_dir, shown
 from archsearch.profiles import installed
-from archsearch.records import WRONG_SHAPE, encoded, load, save
+from archsearch.records import WRONG_SHAPE, encoded, load
 from archsearch.runs.candidate import SCORE_FILE, Candidate
 from archsearch.runs.confirmed import CONFIRMED_FILE, Confirmed
 from archsearch.search.objective import Score
@@ -171,19 +171,11 @@ class Run:
         """Remove best/<rank>/; one that holds weights or measurements is renamed to
         best/replaced-<n>."""
         folder = self.best_dir(rank)
-        if {path.name for path in folder.iterdir()} <= {
-            SCORE_FILE,
-            "config.json",
-            "speculative_config.json",
-        }:
+        written = {SCORE_FILE, "config.json", "speculative_config.json"}
+        if {path.name for path in folder.iterdir()} <= written:
             shutil.rmtree(folder)
         else:
             _set_aside(folder)
-
-    def write_confirmed(self, rank: int, confirmed: Confirmed) -> None:
-        """confirmed.json of a rank."""
-        self.score(rank)
-        save(self.best_dir(rank) / CONFIRMED_FILE, confirmed)
 
     # -- reading
 
@@ -420,9 +412,9 @@ def git_commit() -> str | None:
         return None
     # no tag matches, so the whole hash
     asked = "describe --always --abbrev=40 --exclude=* --dirty=+changes".split()
-    command, environment = ["git", "-C", str(root), *asked], {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    command, own = ["git", "-C", str(root), *asked], os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=10, env=environment)
+        said = subprocess.run(command, capture_output=True, text=True, timeout=10, env=own)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return None if said.returncode else said.stdout.strip()
@@ -433,7 +425,5 @@ def _slug(text: str) -> str:
 
 
 def _set_aside(folder: Path) -> None:
-    number = 1
-    while (folder.parent / f"replaced-{number}").exists():
-        number += 1
-    folder.rename(folder.parent / f"replaced-{number}")
+    names = (folder.parent / f"replaced-{number}" for number in itertools.count(1))
+    folder.rename(next(name for name in names if not name.exists()))

@@ -358,7 +358,8 @@ def test_a_draft_that_stops_when_unsure_is_exported_as_it_was_measured(
         monkeypatch.setattr(Confirmed, "padded_when_served", padded)
         row = {**stopping, "undecided": None, "speedup": {**stopping["speedup"], "value": 9.0}}
         row["speedup_pooled"] = 9.0 if faster else 0.1
-        path.write_text(json.dumps({**found, "stopping": row}))
+        for each in (path, path.with_name("confirmed.json")):
+            each.write_text(json.dumps({**found, "stopping": row}))
         made = last_json(call(*asked, *more, "--json"))
         settings = json.loads((with_run / "out/generation_config.json").read_text())
         served = faster and not more and not padded

@@ -45,9 +45,9 @@ def card_of(
     **source: Any,
 ) -> str:
     """The card of an export to /x for transformers and what is `served`."""
-    made = ExportSource(Path("/draft"), **source)
+    made = ExportSource(Path("/draft"), dtype="bfloat16", **source)
     return model_card(
-        ExportPlan(made, Path("/x"), arch, "bfloat16", ("transformers",), tuple(served), head=head)
+        ExportPlan(made, Path("/x"), arch, ("transformers",), tuple(served), head=head)
     )
 
 
@@ -80,6 +80,7 @@ CONFIRMED = Confirmed(
     baseline_tokens_per_s=17.1,
     tokens_per_s=39.6,
     decode_s=0.0581,
+    predicted=replace(SCORE, architecture=TRIMMED),
     predicted_speedup=2.5,
     relative_error=0.032,
     identical_output=Identity(24, 24),
