@@ -115,7 +115,7 @@ def stopping_words(confirmed: Confirmed) -> str:
         return ""
     served = "export writes it" if confirmed.stops is not None else "not faster, not exported"
     if confirmed.stops is not None and confirmed.padded_when_served:
-        served = "of the trimmed head, and exports load the full one: not exported"
+        served = "not exported: engines load the full head"
     return (
         f"Stopping where its token has less than {row.stops_below:g}, gamma at most {row.gamma}:"
         f" {row.gain.words('x')} measured, {row.predicted_speedup:.2f}x"
