@@ -200,17 +200,19 @@ def recorded_tokens(folder: Path | None) -> float | None:
     return float(tokens) if isinstance(tokens, int | float) and tokens > 0 else None
 
 
+def run_of(folder: Path) -> Any:
+    """run.yaml of the run that a draft's folder is of, or was exported from. Raises one of
+    WRONG_SHAPE for none."""
+    if (marker := folder / "export.json").is_file():
+        return read_json(marker, "the export's marker")["provenance"]["run"]
+    return read_yaml(folder.parents[1] / "run.yaml", "the run's file")
+
+
 def measured_alpha(folder: Path, target: TargetRef, temperature: float) -> Estimate | None:
-    """alpha of a draft in a folder of a run, or in its export, as the run measured it with this
-    target at this temperature; None where nobody did."""
-    marker, run_file = folder / "export.json", folder / "../../run.yaml"
-    run: Any
+    """alpha of a draft as its run measured it with this target at this temperature; None where
+    nobody did."""
     try:
-        if marker.is_file():
-            run = read_json(marker, "the export's marker")["provenance"]["run"]
-        else:
-            run = read_yaml(run_file, "the run's file")
-        asked, score = run["arguments"], read_json(folder / "score.json", "score")
+        asked, score = run_of(folder)["arguments"], read_json(folder / "score.json", "score")
         alpha = Estimate.from_dict(score["alpha"])
         own = asked["target"] in (target.name, target.place)
         same = own and asked.get("temperature", 0.0) == temperature

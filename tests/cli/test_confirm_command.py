@@ -64,6 +64,10 @@ def test_a_prompt_file_is_never_called_held_out(with_run: Path) -> None:
         assert "2 held-out prompts" not in said
     assert "2 prompts of mine.jsonl" in report and "3 of these 5 prompts" in report
     assert "2 prompts of mine.jsonl" in Path("out/README.md").read_text()
+    measured = ("acceptance", "--target", "target", "--draft", "runs/a/best/1", "--prompts")
+    assert "chosen on 3 of these 5 prompts" in call(*measured, "mine.jsonl").stdout
+    (with_run / "new.jsonl").write_text("\n".join(new))
+    assert "which flatters it" not in call(*measured, "new.jsonl").stdout
 
 
 def test_figures_of_earlier_weights_are_not_exported(with_run: Path) -> None:
