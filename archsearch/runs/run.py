@@ -397,10 +397,8 @@ def list_runs(base: Path = Path("runs")) -> list[Run]:
     """Runs in `base`, newest first; folders that are none, and broken ones, are left out."""
     runs = []
     for run_file in base.glob("*/run.yaml"):
-        try:
+        with suppress(ArchsearchError):
             runs.append(open_run(run_file.parent))
-        except ArchsearchError:
-            continue
     return sorted(runs, key=lambda run: (str(run.info["created"]), run.path.name), reverse=True)
 
 
