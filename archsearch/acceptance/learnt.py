@@ -26,7 +26,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -34,8 +34,10 @@ from archsearch.acceptance.estimator import AcceptanceContext
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
-from archsearch.files import csv_rows, read_json
+from archsearch.estimate import Estimate
+from archsearch.files import csv_rows, read_json, read_yaml
 from archsearch.models.targets import TargetRef
+from archsearch.records import WRONG_SHAPE
 from archsearch.speedup import DIVERGENCE_ODDS, DIVERGENCE_POWER
 
 SIZE_LOSS, SIZE_POWER = 482.0, 0.348
@@ -196,3 +198,24 @@ def recorded_tokens(folder: Path | None) -> float | None:
     data = read_json(record, "training record")
     tokens = data.get("tokens") if isinstance(data, dict) else None
     return float(tokens) if isinstance(tokens, int | float) and tokens > 0 else None
+
+
+def run_of(folder: Path) -> Any:
+    """run.yaml of the run that a draft's folder is of, or was exported from. Raises one of
+    WRONG_SHAPE for none."""
+    if (marker := folder / "export.json").is_file():
+        return read_json(marker, "the export's marker")["provenance"]["run"]
+    return read_yaml(folder.parents[1] / "run.yaml", "the run's file")
+
+
+def measured_alpha(folder: Path, target: TargetRef, temperature: float) -> Estimate | None:
+    """alpha of a draft as its run measured it with this target at this temperature; None where
+    nobody did."""
+    try:
+        asked, score = run_of(folder)["arguments"], read_json(folder / "score.json", "score")
+        alpha = Estimate.from_dict(score["alpha"])
+        own = asked["target"] in (target.name, target.place)
+        same = own and asked.get("temperature", 0.0) == temperature
+    except WRONG_SHAPE:
+        return None
+    return alpha if same and alpha.source == "measured" else None

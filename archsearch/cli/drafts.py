@@ -214,6 +214,7 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
     archsearch confirm runs/demo --engine vllm --server-url http://gpu1:8000 \\
         --baseline-url http://gpu1:8001
     """
+    from archsearch.models.files import HEAD_FAMILIES
     from archsearch.pipeline import (
         EngineChoice,
         LoadRequest,
@@ -221,7 +222,7 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
         confirm_load,
         confirm_rank,
     )
-    from archsearch.pipeline.side_by_side import FamilyRequest, confirm_families, is_head
+    from archsearch.pipeline.side_by_side import FamilyRequest, confirm_families
     from archsearch.report.terminal.run import confirm_text, engines_text, families_text, load_text
     from archsearch.runs.lock import run_lock
 
@@ -236,8 +237,9 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
         choice = replace(choice, name=engines_that(lambda row: row.server)[0])
     session = SearchSession.reopen(run)
     families, gammas, prompts = options.pop("families"), options["gammas"], options["prompts"]
-    if not families and is_head(score := session.run.score(rank)):
-        families, gammas = (score.family,), gammas or (score.gamma,)
+    if not families and (score := session.run.score(rank)).family in HEAD_FAMILIES:
+        if score.alpha.source == "measured":  # the run has it: `train` took it back
+            families, gammas = (score.family,), gammas or (score.gamma,)
     loaded = options["synthetic"] or options["concurrencies"] or options["schedule"]
     if families and loaded:
         raise ArchsearchError(

@@ -81,8 +81,13 @@ def export(
         asked["allow_untrained"] = allow_untrained
         made = export_rank(run, rank, output, **asked)
     what = f"{family} head" if family != "independent" else f"Draft of rank {rank}"
+    unsure = "".join(
+        f"; in {name} up to {most}, stopping below {least:g}"
+        for name, (most, least) in made.get("stops", {}).items()
+        if name in made["engines"]
+    )
     lines = [
-        f"{what} exported to {made['output']} (gamma {made['gamma']}) for"
+        f"{what} exported to {made['output']} (gamma {made['gamma']}{unsure}) for"
         f" {', '.join(made['engines'])}.",
         *([made["note"]] if "note" in made else []),
         f"Next: see {made['output']}/README.md",

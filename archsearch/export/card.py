@@ -56,10 +56,12 @@ def padded_head_cost(arch: Architecture, dtype: str) -> HeadCost:
 @dataclass(frozen=True)
 class FullHead:
     """Predicted speed-up in engines that compute the full head, and the gamma (with its predicted
-    speed-up) that suits them better than the export's; None where none does."""
+    speed-up) that suits them better than the export's; None where none does. `kept_rows`: with the
+    trimmed head, at the same gamma."""
 
     speedup: float
     better_gamma: tuple[int, float] | None = None
+    kept_rows: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -83,18 +85,13 @@ class DraftRecord:
     loads: tuple[LoadRecord, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def confirmed_dtype(self) -> str:
-        """What the engine computed in when the draft was confirmed."""
-        return "" if self.confirmed is None else self.confirmed.dtype
-
 
 @dataclass(frozen=True)
 class ExportSource(Priced):
     """A draft folder, or that of a head, to export with `gamma` draft tokens a round.
 
-    `schedule`: gamma by batch size, for engines that take one. `dtype`: what engines compute in
-    (None: as confirmed, else as the weights are stored). `full_head`: of a trained draft with a
+    `schedule`: gamma by batch size, for engines that take one. `dtype`: what engines compute
+    in. `full_head`: of a trained draft with a
     trimmed head.
     """
 
@@ -104,7 +101,7 @@ class ExportSource(Priced):
     target: ExportTarget = ExportTarget()
     record: DraftRecord = DraftRecord()
     full_head: FullHead | None = None
-    dtype: str | None = None
+    dtype: str = "float32"
 
 
 _SCORE_ROWS: Final = (  # (field of score.json, words, factor, digits)
@@ -122,13 +119,12 @@ _SCORE_ROWS: Final = (  # (field of score.json, words, factor, digits)
 @dataclass(frozen=True)
 class ExportPlan:
     """An export that was checked. `output`: where it will lie; `architecture`: of an independent
-    draft; `dtype`: what engines compute in; `served`: how each engine with a server is set up;
+    draft; `served`: how each engine with a server is set up;
     `trained`: it has weights; `head`: of a trimmed head."""
 
     source: ExportSource
     output: Path
     architecture: Architecture | None
-    dtype: str
     engines: tuple[str, ...]
     served: tuple[Serving, ...] = ()
     trained: bool = True
@@ -151,7 +147,8 @@ def model_card(made: ExportPlan) -> str:
         made=made,
         # an engine that takes the draft folder as it is; it computes in nothing below 16 bits
         in_transformers=any(ENGINES[name].draft_folder for name in made.engines),
-        loaded=made.dtype if DTYPE_BYTES[made.dtype] >= 2 else "bfloat16",
+        stops={name: each for name, each in source.stops.items() if name in made.engines},
+        loaded=source.dtype if DTYPE_BYTES[source.dtype] >= 2 else "bfloat16",
         source=source,
         arch=arch,
         full=full,
@@ -162,7 +159,7 @@ def model_card(made: ExportPlan) -> str:
         parameters=parameters(arch) / 1e6 if arch is not None else 0.0,
         rows=_numbers(record, source.gamma, full.speedup if full is not None else None),
         record=record,
-        words=_confirmed_words(record.confirmed, full is not None) if record.confirmed else "",
+        words=_confirmed_words(record.confirmed) if record.confirmed else "",
         provenance=_provenance(record),
         **_held_out(record.training, source.gamma),
     )
@@ -200,12 +197,11 @@ def _numbers(record: DraftRecord, gamma: int, padded_speedup: float | None) -> l
     return rows
 
 
-def _confirmed_words(found: Confirmed, trimmed: bool) -> str:
+def _confirmed_words(found: Confirmed) -> str:
     engine = f"{found.engine} {found.engine_version}".rstrip()
-    ran = (engine, found.dtype, f"{found.prompts} held-out prompts", f"gamma {found.gamma}")
+    ran = (engine, found.dtype, found.prompts_words, f"gamma {found.gamma}")
     parts = [f"In the engine: {', '.join(filter(None, ran))}."]
-    facts = ENGINES.get(found.engine)
-    if trimmed and facts is not None and facts.trimmed_head:
+    if found.padded_when_served:
         parts.append("archsearch ran it with the kept rows of the head only (see The head).")
     alone, together = found.baseline_tokens_per_s, found.tokens_per_s
     parts.append(f"{alone:.1f} tokens/s alone, {together:.1f} with the draft.")

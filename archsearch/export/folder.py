@@ -49,7 +49,6 @@ from archsearch.models.files import (
 from archsearch.models.gguf_file import check_written, write_gguf
 from archsearch.records import encoded
 from archsearch.schedule import check_schedule
-from archsearch.workload import DTYPE_BYTES
 
 MARKER: Final = "export.json"
 """Written into every export, with the names of its files; the next export may replace those and
@@ -117,20 +116,19 @@ def plan(
         why = why or "train the draft before exporting it"
         raise MissingDataError(f"no model.safetensors in {source.draft}; {why}")
     output = output.expanduser().absolute()
-    dtype = source.dtype or source.record.confirmed_dtype or _dtype(source.draft)
     setup = Setup(
         folder=output,
         target=source.target.name or "TARGET",
         gamma=source.gamma,
-        dtype=dtype,
+        dtype=source.dtype,
         schedule=ranges,
         target_gguf=str(source.target.gguf) if source.target.gguf else "TARGET.gguf",
         layers=() if whole else layer_ids(read_json(source.draft / "config.json", "head's config")),
         **{each.name: getattr(source, each.name) for each in fields(Priced)},
     )
     served = tuple(serving(name, setup) for name in names if not ENGINES[name].draft_folder)
-    cost = padded_head_cost(arch, dtype) if arch is not None and arch.trimmed else None
-    return ExportPlan(source, output, arch, dtype, names, served, trained, cost)
+    cost = padded_head_cost(arch, source.dtype) if arch is not None and arch.trimmed else None
+    return ExportPlan(source, output, arch, names, served, trained, cost)
 
 
 def _marker(made: ExportPlan) -> dict[str, object]:
@@ -144,7 +142,7 @@ def _marker(made: ExportPlan) -> dict[str, object]:
         "schedule": [list(entry) for entry in source.schedule.ranges],
         "target": source.target.name,
         "trained": made.trained,
-        "dtype": made.dtype,
+        "dtype": source.dtype,
         "engines": list(made.engines),
         "commands": {each.engine: list(each.command) for each in made.served},
         "architecture": made.architecture.to_dict() if made.architecture is not None else None,
@@ -230,9 +228,3 @@ def _build(made: ExportPlan, folder: Path) -> None:
         write_json(folder / "score.json", source.record.score.to_dict())
     write_text(folder / "README.md", model_card(made))
     write_json(folder / MARKER, _marker(made))
-
-
-def _dtype(draft_folder: Path) -> str:
-    """What the weights are stored in, as their config says it."""
-    dtype = read_json(draft_folder / "config.json", "model config").get("dtype")
-    return dtype if dtype in DTYPE_BYTES else "float32"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.acceptance.early_exit import exit_traces
 from archsearch.acceptance.estimator import AcceptanceContext, GivenAcceptance
-from archsearch.acceptance.learnt import recorded_tokens, trained_as, training_of
+from archsearch.acceptance.learnt import recorded_tokens, run_of, trained_as, training_of
 from archsearch.acceptance.lookup import texts_of
 from archsearch.acceptance.measured import Trace, agreement_trace, alpha_resampled, sampling_trace
 from archsearch.acceptance.prior import PriorAcceptance
@@ -34,7 +34,7 @@ from archsearch.pipeline.untrained import (
     untrained,
 )
 from archsearch.progress import ProgressLine
-from archsearch.records import save
+from archsearch.records import WRONG_SHAPE, save
 from archsearch.report.terminal.acceptance import (
     DraftAcceptance,
     Exits,
@@ -285,7 +285,8 @@ def record(
     notes = _check_tokens(tokenizer, target, draft.ref)
     prompts, source = _prompts(request)
     texts, end_ids, more = written_text(request, target, tokenizer, prompts)
-    notes += [f"prompts: {source}", *more]
+    seen = _seen_words(request.prompts, draft.ref.folder)
+    notes += [f"prompts: {source}", *filter(None, [seen]), *more]
     if draft.ref.folder is not None:
         model = load_draft(draft.ref.folder, request.dtype)
         model.to(best_device(draft.ref, request.dtype))  # type: ignore[arg-type]
@@ -335,6 +336,21 @@ def _prompts(request: AcceptanceRequest) -> tuple[list[Prompt], str]:
     else:
         found, source = read_prompts(request.prompts), str(request.prompts)
     return spread(found, request.max_prompts), source
+
+
+def _seen_words(file: Path | None, folder: Path | None) -> str | None:
+    """How many prompts of a file the run of a draft's folder trained or chose it on; None where
+    that is none, or not known."""
+    if file is None or folder is None:
+        return None
+    try:
+        run = run_of(folder)
+        asked = (run["arguments"].get(name) for name in ("prompts", "heldout"))
+        own, heldout = (Path(each) if each else None for each in asked)
+        known = load_prompt_set(own, heldout, int(run.get("heldout_least", 0)))
+    except WRONG_SHAPE:
+        return None
+    return known.seen_words(read_prompts(file))
 
 
 def written_text(

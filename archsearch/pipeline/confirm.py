@@ -242,7 +242,8 @@ def confirm_rank(
     result = Confirmed(
         **vars(best),
         rank=rank,
-        prompts_seen=None if prompts else seen_words(bench.trainer, case.folder),
+        prompts_seen=seen_words(bench.trainer, case.folder, prompts),
+        prompts_file=str(prompts) if prompts else None,
         architecture=case.shape.label(),
         identical_output_float32=exact,
         identical_output_unchecked=unchecked,
@@ -332,7 +333,7 @@ def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
     What decides nothing does not take the place of a decided one of the same weights in the same
     engine: it is written beside it.
     """
-    run, name = case.session.run, case.bench.name
+    name = case.bench.name
     own, beside = case.file("confirmed-{engine}.json"), case.file(UNDECIDED_FILE)
     main, last = (
         load_or_note(path, "confirmation", Confirmed, [])  # a broken one is replaced
@@ -350,16 +351,18 @@ def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
             return result
     first = name == case.session.request.engine or main is None or main.engine == name
     if first and case.bench.own_dtype:
-        run.write_confirmed(case.rank, result)  # the run's own engine keeps this place
+        save(case.folder / CONFIRMED_FILE, result)  # the run's own engine keeps this place
     save(own, result)
     beside.unlink(missing_ok=True)
     return result
 
 
-def seen_words(trainer: DraftTrainer, folder: Path) -> str | None:
-    """Why the prompts that confirm were seen when the draft in `folder` was trained or chosen; None
-    where neither has seen them."""
+def seen_words(trainer: DraftTrainer, folder: Path, file: Path | None) -> str | None:
+    """Why the prompts that confirm, those of a `file` or held-out ones, were seen when the draft in
+    `folder` was trained or chosen; None where neither has seen them."""
     prompts, training = trainer.prompts, read_training(folder)
+    if file is not None:
+        return None if training and training.taken_from else prompts.seen_words(read_prompts(file))
     if training is not None and training.taken_from:
         return (
             "the draft was trained elsewhere, perhaps on these prompts, which flatters it; its"

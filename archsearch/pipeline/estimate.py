@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from archsearch.acceptance.estimator import AcceptanceEstimator, GivenAcceptance
+from archsearch.acceptance.estimator import Acceptance, AcceptanceEstimator, GivenAcceptance
+from archsearch.acceptance.families import FamilyAcceptance
 from archsearch.acceptance.known import AskedText
 from archsearch.acceptance.learnt import (
     HEAD_GUESS,
     HEAD_GUESS_DECADES,
+    measured_alpha,
     recorded_tokens,
     trained_as,
     training_of,
@@ -297,11 +299,15 @@ def _priced(
     usable, longest = usable_bytes(device, workload), target.max_position_embeddings
     for each in named:
         facts.check_drafter(each.drafter, shared_by(workload), source.version, each.name)
-        training, doubt = request.training or "target", ""
+        training, doubt, known = request.training or "target", "", None
         folder = Path(each.hub_id).expanduser() if each.hub_id else None
         tokens = request.trained_tokens or recorded_tokens(folder)
         if each.model is not None and not request.training and request.trained_tokens is None:
             training, doubt = training_of(each.model, ref)
+            if folder and request.alpha == "prior":
+                known = measured_alpha(folder, ref, request.asked.temperature)
+            if known is not None:
+                doubt = f"alpha as the run that trained it measured it, {known.words()}"
         head = each.drafter.trains and not each.drafter.is_model and each.hub_id
         unknown = head and tokens is None and not published_as(each.hub_id)
         if unknown:
@@ -330,6 +336,9 @@ def _priced(
         if unknown:
             context = replace(context, trained_tokens=HEAD_GUESS, tokens_std=HEAD_GUESS_DECADES)
         own = scorer.with_acceptance(acceptance, context)
+        if known is not None:
+            counted = FamilyAcceptance(Acceptance(known))
+            own = own.with_families({each.drafter.family: counted})
         score = replace(own(each.drafter), engine_version=source.version)
         if each.hub_id:
             score = replace(score, needs=Needs("exists", each.hub_id))
@@ -354,10 +363,10 @@ def _priced(
 def _share_notes(score: Score) -> list[str]:
     """That a drafter does not propose in every round, and in how many it is taken to; that its
     acceptance is assumed."""
-    share, assumed = score.proposer.drafts_share, f"its acceptance is assumed ({score.assumed})"
+    share, assumed = score.proposer.drafts_share, score.assumed
     if share >= 1.0:
-        ranked = f"{assumed}, so the lower end of its speed-up ranks it"
-        return [ranked] if score.assumed else []
+        ranked = "so the lower end of its speed-up ranks it"
+        return [f"its acceptance is assumed ({assumed}), {ranked}"] if assumed else []
     return [
         f"assumed to propose in {share:.0%} of rounds; alpha counts those rounds, tau all; measure"
         " both on your text"
@@ -378,10 +387,7 @@ def _differences(priced: Sequence[Priced]) -> tuple[Difference, ...]:
 def _warnings(priced: Sequence[Priced]) -> tuple[str, ...]:
     found = []
     for items in _by_engine(priced):
-        drafts = [
-            (item.entry.draft, item.scorer, item.score)
-            for item in items
-            if not item.entry.other_tokenizer
-        ]
+        able = (item for item in items if not item.entry.other_tokenizer)
+        drafts = [(item.entry.draft, item.scorer, item.score) for item in able]
         found += warnings_of(items[0].source, drafts)
     return tuple(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from archsearch.export.card import (
 from archsearch.export.engines import DEFAULT_ENGINES, check_engines
 from archsearch.export.folder import export
 from archsearch.models.files import has_tokenizer, head_family_of
-from archsearch.models.targets import TargetRef, resolve_drafter, resolve_target
+from archsearch.models.targets import resolve_drafter, resolve_target
 from archsearch.pipeline.candidates import serving_ranks
 from archsearch.pipeline.families import INDEPENDENT, check_independent
 from archsearch.pipeline.heads import served_gamma
@@ -75,7 +76,7 @@ def export_rank(
     stops = {
         engine: (row.gamma, row.stops_below)
         for engine, known in ran.items()
-        if not (gamma or planned.ranges) and (row := known.stops) is not None
+        if not (gamma or known.padded_when_served) and (row := known.stops) is not None
     }
     scheduled = gamma_at(planned.ranges, int(run.arguments.get("batch_size") or 1))
     gamma = gamma or scheduled or (record.confirmed or candidate.score).gamma
@@ -84,7 +85,7 @@ def export_rank(
         candidate.folder, gamma, planned, record=record, full_head=full_head, stops=stops
     )
     source = _beside_target(draft, run, engines, draft_dtype)
-    note = _head_note(candidate, str(source.dtype), full_head)
+    note = _head_note(candidate, source.dtype, full_head)
     if not candidate.has_weights:
         note = f"It holds a shape without weights; to train it: {train}. {note}"
     better = full_head.better_gamma if full_head is not None else None
@@ -106,18 +107,24 @@ def _beside_target(
     draft: ExportSource, run: Run, engines: Sequence[str], draft_dtype: str | None
 ) -> ExportSource:
     """A drafter of a run beside the run's target, as it was searched for."""
+    from archsearch.models.load import load_tokenizer, packaged_gguf
+
     ref = resolve_target(run.arguments["target"])
     gguf = any(engine_facts(engine).gguf for engine in engines)
+    packaged = ref.weights if gguf and ref.folder is None else None  # it comes in one, or is one
     # a head's GGUF holds the target's tokenizer
-    asks = gguf if draft.family != INDEPENDENT else not has_tokenizer(draft.draft)
+    asks, tokenizer = gguf if draft.family != INDEPENDENT else not has_tokenizer(draft.draft), None
+    if asks:
+        with suppress(MissingDataError):  # engines then take the target's own
+            tokenizer = load_tokenizer(ref)
     return replace(
         draft,
         target=ExportTarget(
             ref.place or ref.name,
-            _target_tokenizer(ref) if asks else None,
-            _target_gguf(ref) if gguf else None,
+            tokenizer,
+            packaged_gguf(ref.name, packaged) if packaged else None,
         ),
-        dtype=run.dtype or draft.record.confirmed_dtype or "bfloat16",
+        dtype=run.dtype or "bfloat16",
         tensor_parallel=serving_ranks(run),
         gguf_dtype=draft_dtype or run.draft_dtype or draft.gguf_dtype,
         **run.priced_as,
@@ -128,10 +135,11 @@ def _draft_record(run: Run, candidate: Candidate, found: Confirmed | None) -> Dr
     """What the files of the run say of a candidate, which was confirmed so."""
     training = candidate.training() if candidate.has_weights else None
     files = sorted(candidate.folder.glob(LOAD_FILES))
-    loads = (load_or_note(path, "measurement under load", LoadRecord, []) for path in files)
+    read = (load_or_note(path, "measurement under load", LoadRecord, []) for path in files)
+    loads = tuple(each for each in read if each and not each.is_stale(candidate.score.alpha))
     confirmed = None if found is None else as_data(found)
     provenance = {"run": run.info, "rank": candidate.rank, "confirmed": confirmed}
-    return DraftRecord(candidate.score, found, training, tuple(filter(None, loads)), provenance)
+    return DraftRecord(candidate.score, found, training, loads, provenance)
 
 
 def _confirmed_in(candidate: Candidate, draft_dtype: str | None) -> dict[str, Confirmed]:
@@ -162,11 +170,12 @@ def _full_head(run: Run, candidate: Candidate, gamma: int, *, scheduled: bool) -
     known = load_trained(candidate.architecture, candidate.folder)
     known.check_gammas([gamma])
     full = candidate.architecture.replace(draft_vocab_size=None)
-    here, best = (
-        scorer.measured(full, known.alpha, known.tau, gammas=gammas) for gammas in ([gamma], None)
+    kept, here, best = (
+        scorer.measured(shape, known.alpha, known.tau, gammas=gammas)
+        for shape, gammas in ((candidate.architecture, [gamma]), (full, [gamma]), (full, None))
     )
     better = (best.gamma, best.speedup.value) if best.gamma != gamma and not scheduled else None
-    return FullHead(here.speedup.value, better)
+    return FullHead(here.speedup.value, better, kept.speedup.value)
 
 
 def _head_note(candidate: Candidate, dtype: str, full_head: FullHead | None) -> str:
@@ -176,8 +185,8 @@ def _head_note(candidate: Candidate, dtype: str, full_head: FullHead | None) -> 
         return "The head holds the full vocabulary."
     predicted, advice = "", ""
     if full_head is not None:
-        own = candidate.score.speedup.value
-        predicted = f" (predicted speed-up {full_head.speedup:.2f} instead of {own:.2f})"
+        both = f"{full_head.speedup:.2f} instead of {full_head.kept_rows:.2f}"
+        predicted = f" (predicted speed-up {both})"
         if full_head.better_gamma is not None:
             gamma, speedup = full_head.better_gamma
             advice = (
@@ -190,23 +199,6 @@ def _head_note(candidate: Candidate, dtype: str, full_head: FullHead | None) -> 
         f" the weights per draft token{predicted}; archsearch.models.load_draft keeps it"
         f" trimmed.{advice}"
     )
-
-
-def _target_tokenizer(ref: TargetRef) -> Any:
-    """The target's tokenizer, None where it cannot be had: engines then take the target's own."""
-    from archsearch.models.load import load_tokenizer
-
-    try:
-        return load_tokenizer(ref)
-    except MissingDataError:
-        return None
-
-
-def _target_gguf(ref: TargetRef) -> Path | None:
-    """The target's own GGUF, where it comes in one or is one."""
-    from archsearch.models.load import packaged_gguf
-
-    return packaged_gguf(ref.name, ref.weights) if ref.folder is None and ref.weights else None
 
 
 def export_family(

@@ -24,7 +24,6 @@ from archsearch.engines.engine import ExitAfter
 from archsearch.engines.measure.figures import by_prompt
 from archsearch.engines.measure.results import ByPrompt
 from archsearch.errors import ArchsearchError, RunFailed
-from archsearch.models.files import HEAD_FAMILIES
 from archsearch.models.targets import resolve_drafter
 from archsearch.pipeline.candidates import write_report
 from archsearch.pipeline.chains import CHAIN, Replays
@@ -170,6 +169,7 @@ def confirm_families(
         engine=name,
         dtype=dtype,
         prompts=len(asked),
+        prompts_file=str(request.prompts) if request.prompts else None,
         threads=session.source.threads,
         baseline_tokens_per_s=ran[0].baseline_tokens_per_s if ran else None,
         rows=tuple(rows),
@@ -337,8 +337,3 @@ def suspicious(predicted: Sequence[float], counted: Sequence[float], rounds: int
         " it may read other layers than the head was trained on"
         " (eagle_aux_hidden_state_layer_ids), or norm in another order (norm_before_residual)"
     )
-
-
-def is_head(score: Score) -> bool:
-    """Whether a rank is a head that the run has: `train` took it back."""
-    return score.family in HEAD_FAMILIES and score.alpha.source == "measured"

@@ -136,7 +136,7 @@ class Untrained:
     def lookup(self) -> Ngram | Suffix | None:
         """What is replayed; None for early exit."""
         if self.family == "ngram":
-            return Ngram(*self.numbers) if self.numbers else Ngram()
+            return Ngram(*self.numbers)
         return Suffix() if self.family == "suffix" else None
 
     def layers(self, count: int) -> tuple[int, ...]:

@@ -11,7 +11,6 @@ from archsearch.estimate import Estimate
 from archsearch.report.phrases import (
     MANTISSA_BITS,
     identity_words,
-    slowdown_words,
     unprofiled_words,
 )
 from archsearch.report.section import Cell, Rows, Section, Table, columns, text_cell, value_cell
@@ -89,11 +88,7 @@ def section_confirmed(
     notes = [_terms_note(confirmed), *filter(None, [stopping_words(confirmed)])]
     if confirmed.prompts_seen:
         notes.insert(0, f"Not on unseen prompts: {confirmed.prompts_seen}.")
-    if confirmed.slowdown is not None:
-        notes.append(
-            f"The machine ran {confirmed.slowdown:.2f} times slower than the profile's reference,"
-            " which predicted times are for; a speed-up does not feel it."
-        )
+    notes += confirmed.pace_words
     if confirmed.speedup_end_to_end is not None:
         notes.append(
             f"With prefill the measured speed-up is {confirmed.speedup_end_to_end:.2f}x, pooled."
@@ -119,6 +114,8 @@ def stopping_words(confirmed: Confirmed) -> str:
     if row is None or gain is None or row.predicted_speedup is None:
         return ""
     served = "export writes it" if confirmed.stops is not None else "not faster, not exported"
+    if confirmed.stops is not None and confirmed.padded_when_served:
+        served = "not exported: engines load the full head"
     return (
         f"Stopping where its token has less than {row.stops_below:g}, gamma at most {row.gamma}:"
         f" {row.gain.words('x')} measured, {row.predicted_speedup:.2f}x"
@@ -143,8 +140,7 @@ def _terms_note(confirmed: Confirmed) -> str:
         )
         words += "Overhead is what is neither draft nor verify. " if "overhead" in own else ""
         words += f"It did not report {', '.join(missing)}. " if missing else ""
-    brings = _BRINGS + slowdown_words(confirmed.slowdown) if _shares(confirmed) else ""
-    return _ERRORS + words + _WINDOW + brings
+    return _ERRORS + words + _WINDOW + (_BRINGS if _shares(confirmed) else "")
 
 
 def _shares(confirmed: Confirmed) -> dict[str, float]:
@@ -164,9 +160,6 @@ def _terms(confirmed: Confirmed) -> list[_Term]:
     expected = _sure(confirmed.predicted_speedup, "modelled")
     if score is not None:
         overhead, whole = confirmed.overhead_s, confirmed.predicted_round_s
-        if overhead is None:  # of the score's own numbers: tpot * tau = draft + verify + overhead
-            rest = score.tpot_s.value * score.tau.value - score.draft_s.value - score.verify_s.value
-            overhead = Estimate(rest, 0.0, score.verify_s.source) if rest > 1e-7 else None
         parts = [score.draft_s, score.verify_s, *([overhead] if overhead else [])]
         spread = math.hypot(*(part.std for part in parts))
         total = Estimate(whole, spread, score.verify_s.source) if whole is not None else None

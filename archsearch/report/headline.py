@@ -231,8 +231,8 @@ def _confirmed_headline(run: Run, found: Sequence[Shown], lead: Shown, where: st
     )
     lines = [
         _draft_words(lead, confirmed.gamma),
-        f"{ran} in {confirmed.engine} {confirmed.engine_version} on {confirmed.prompts}"
-        f" held-out prompts, interleaved: {rates}.",
+        f"{ran} in {confirmed.engine} {confirmed.engine_version} on {confirmed.prompts_words},"
+        f" interleaved: {rates}.",
         _how_sure(confirmed) if lead.undecided is None else nothing,
     ]
     expected, error = confirmed.predicted_speedup, confirmed.relative_error

@@ -11,7 +11,6 @@ from typing import Final
 from archsearch.engine_facts import engine_title
 from archsearch.estimate import Estimate
 from archsearch.report.charts import MARK, SERIES, Chart, Series, depth_colour, gain_chart, line
-from archsearch.report.phrases import slowdown_words
 from archsearch.report.section import Cell, Rows, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.confirmed import REST, SCHEDULED, LoadRecord, LoadRow, ScheduleRun
 from archsearch.schedule import GammaSchedule, ranges_words
@@ -145,7 +144,7 @@ def _terms_part(load: LoadRecord) -> Section:
     return Section(
         "What each term brings to the error of the speed-up",
         tables=[Table(header, rows)],
-        notes=[_TERM_NOTE + slowdown_words(load.slowdown)],
+        notes=[_TERM_NOTE, *load.pace_words],
     )
 
 

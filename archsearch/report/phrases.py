@@ -37,17 +37,6 @@ MANTISSA_BITS: Final = {"bfloat16": 7, "float16": 10, "float32": 23}
 UNPROFILED: Final = re.compile(r"WARNING:? (.+?)(?:[;.] |[;.]?$)")
 
 
-def slowdown_words(slowdown: float | None) -> str:
-    """What was done to measured times before their part in an error was worked out; "" where
-    nothing was."""
-    if slowdown is None or abs(slowdown - 1.0) < 0.005:
-        return ""
-    return (
-        " For these parts, measured times are divided by the machine's slowdown against the"
-        f" profile, {slowdown:.2f}."
-    )
-
-
 def break_even_words(score: Score) -> str:
     """Above which alpha a draft pays."""
     needed = score.break_even_alpha

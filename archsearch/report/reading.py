@@ -212,7 +212,8 @@ def beside(run: Run, score: Score, compared: Iterable[EngineComparison]) -> Conf
         for row in item.rivals:
             if (item.engine, item.dtype, row.family) == (engine, run.dtype, score.family):
                 own = {name: value for name, value in vars(row).items() if name in _CONFIRMED}
-                own |= {"dtype": item.dtype, "profile_first": item.profile_first}
+                shared = "dtype", "profile_first", "prompts_file"
+                own |= {name: getattr(item, name) for name in shared}
                 return Confirmed(**own, rank=score.rank)
     return None
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Self
 
+from archsearch.engine_facts import ENGINES
 from archsearch.engines.measure.results import ByPrompt, ScheduleVerdict, UnderLoad
 from archsearch.estimate import Estimate, number
 from archsearch.records import Maybe, from_data
@@ -111,8 +112,26 @@ class Judged(ByPrompt):
         return dataclasses.replace(row, undecided=counting_doubt(*figures))
 
 
+class Paced:
+    """What was measured at the machine's own pace, which is not the profile's."""
+
+    slowdown: float | None
+
+    @property
+    def pace_words(self) -> list[str]:
+        """One sentence about that pace; none where nobody looked."""
+        if self.slowdown is None:
+            return []
+        words = (
+            f"The machine ran {self.slowdown:.2f} times slower than the profile's reference, which"
+            " predicted times are for: to part errors, measured times are divided by that; a"
+            " speed-up does not feel it."
+        )
+        return [words]
+
+
 @dataclass(frozen=True, kw_only=True)
-class ConfirmedGamma(Judged):
+class ConfirmedGamma(Judged, Paced):
     """One gamma of confirmed.json. `predicted`: the score that stood beside it, with the tau of
     held-out text; `..._at_measured_tau`: with the one that the engine counted, which leaves the
     error of the times; `predicted_round_s` holds `overhead_s`, what the engine adds; `context`:
@@ -147,12 +166,14 @@ class ConfirmedGamma(Judged):
 @dataclass(frozen=True, kw_only=True)
 class Confirmed(ConfirmedGamma):
     """confirmed.json: its best gamma, and the `other_gammas` that ran. `prompts_seen`: why the
-    prompts are not unseen ones; `kept_earlier`: which earlier confirmation keeps its place.
+    prompts are not unseen ones; `prompts_file`: where they are not the run's held-out ones;
+    `kept_earlier`: which earlier confirmation keeps its place.
     `stopping`: the same draft when it stops where unsure, where that gains by replay (by the share
     `stopping_gain` over its best gamma); else None."""
 
     rank: int | None = None
     prompts_seen: str | None = None
+    prompts_file: Maybe[str] = None
     architecture: str = ""
     identical_output_float32: Exact | None = None
     identical_output_unchecked: str | None = None
@@ -170,6 +191,19 @@ class Confirmed(ConfirmedGamma):
         if found is None or found.undecided is not None or found.gain.value < self.gain.value:
             return None
         return found if (found.speedup_pooled or 0.0) >= (self.speedup_pooled or 0.0) else None
+
+    @property
+    def padded_when_served(self) -> bool:
+        """Whether it ran with the kept rows of a trimmed head where users load the full one."""
+        trimmed = self.predicted is not None and self.predicted.architecture.trimmed
+        facts = ENGINES.get(self.engine)
+        return trimmed and facts is not None and facts.trimmed_head
+
+    @property
+    def prompts_words(self) -> str:
+        """`24 held-out prompts`."""
+        of = f" of {self.prompts_file}" if self.prompts_file else ""
+        return f"{self.prompts}{'' if of else ' held-out'} prompts{of}"
 
 
 CONFIRMED_FILE: Final = "confirmed.json"
@@ -228,7 +262,7 @@ class ErrorSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadRecord:
+class LoadRecord(Paced):
     """load-<engine>.json.
 
     `synthetic`: draft tokens were accepted by chance, at `asked_acceptance_by_position`; `alpha`:

@@ -30,7 +30,7 @@ from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
 from archsearch.paths import package_dir, shown
 from archsearch.profiles import installed
-from archsearch.records import WRONG_SHAPE, encoded, load, save
+from archsearch.records import WRONG_SHAPE, encoded, load
 from archsearch.runs.candidate import SCORE_FILE, Candidate
 from archsearch.runs.confirmed import CONFIRMED_FILE, Confirmed
 from archsearch.search.objective import Score
@@ -171,19 +171,11 @@ class Run:
         """Remove best/<rank>/; one that holds weights or measurements is renamed to
         best/replaced-<n>."""
         folder = self.best_dir(rank)
-        if {path.name for path in folder.iterdir()} <= {
-            SCORE_FILE,
-            "config.json",
-            "speculative_config.json",
-        }:
+        written = {SCORE_FILE, "config.json", "speculative_config.json"}
+        if {path.name for path in folder.iterdir()} <= written:
             shutil.rmtree(folder)
         else:
             _set_aside(folder)
-
-    def write_confirmed(self, rank: int, confirmed: Confirmed) -> None:
-        """confirmed.json of a rank."""
-        self.score(rank)
-        save(self.best_dir(rank) / CONFIRMED_FILE, confirmed)
 
     # -- reading
 
@@ -205,9 +197,10 @@ class Run:
         return [self.score(rank) for rank in self.ranks()]
 
     def confirmed(self, rank: int) -> Confirmed | None:
-        """confirmed.json of a rank, None where it has not been confirmed. Raises ArchsearchError
-        for a broken file."""
-        return load(self.best_dir(rank) / CONFIRMED_FILE, "confirmation", Confirmed)
+        """confirmed.json of a rank; None where it has not been confirmed, or was trained further
+        since. Raises ArchsearchError for a broken file."""
+        found = load(self.best_dir(rank) / CONFIRMED_FILE, "confirmation", Confirmed)
+        return None if found is None or found.is_stale(self.score(rank).alpha) else found
 
     def decided(self, rank: int) -> float | None:
         """The confirmed speed-up of a rank; None where it was not confirmed, that decides nothing,
@@ -249,22 +242,12 @@ class Run:
         )
         try:
             best = max((score.speedup.value for score in self.scores()), default=None)
-            confirmed = [each for each in map(self.confirmed, self.ranks()) if each is not None]
-            found = [item.speedup.value for item in confirmed if item.undecided is None]
+            ran = [each for each in map(self.confirmed, self.ranks()) if each is not None]
         except WRONG_SHAPE:  # one damaged file must not hide the other runs
             return (*asked, "broken", "broken")
-        measured = max(found, default=None)
-        return (
-            *asked,
-            "none yet" if best is None else f"{best:.2f}x",
-            _measured_words(measured, bool(confirmed)),
-        )
-
-
-def _measured_words(measured: float | None, ran: bool) -> str:
-    if measured is None:
-        return "not decided" if ran else "no"
-    return f"{measured:.2f}x"
+        found = [each.speedup.value for each in ran if each.undecided is None]
+        measured = f"{max(found):.2f}x" if found else "not decided" if ran else "no"
+        return (*asked, "none yet" if best is None else f"{best:.2f}x", measured)
 
 
 def create_run(
@@ -414,10 +397,8 @@ def list_runs(base: Path = Path("runs")) -> list[Run]:
     """Runs in `base`, newest first; folders that are none, and broken ones, are left out."""
     runs = []
     for run_file in base.glob("*/run.yaml"):
-        try:
+        with suppress(ArchsearchError):
             runs.append(open_run(run_file.parent))
-        except ArchsearchError:
-            continue
     return sorted(runs, key=lambda run: (str(run.info["created"]), run.path.name), reverse=True)
 
 
@@ -427,26 +408,14 @@ def git_commit() -> str | None:
     root = package_dir().parent
     if not (root / ".git").exists():
         return None
-    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    # no tag matches, so the whole hash
+    asked = "describe --always --abbrev=40 --exclude=* --dirty=+changes".split()
+    command, own = ["git", "-C", str(root), *asked], os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
     try:
-        answers = [
-            subprocess.run(
-                ["git", "-C", str(root), *command],
-                capture_output=True,
-                text=True,
-                timeout=10,
-                env=environment,
-            )
-            for command in (
-                ["rev-parse", "HEAD"],
-                ["status", "--porcelain", "--untracked-files=no"],
-            )
-        ]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=10, env=own)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    if answers[0].returncode:
-        return None
-    return answers[0].stdout.strip() + ("+changes" if answers[1].stdout.strip() else "")
+    return None if said.returncode else said.stdout.strip()
 
 
 def _slug(text: str) -> str:
@@ -454,7 +423,5 @@ def _slug(text: str) -> str:
 
 
 def _set_aside(folder: Path) -> None:
-    number = 1
-    while (folder.parent / f"replaced-{number}").exists():
-        number += 1
-    folder.rename(folder.parent / f"replaced-{number}")
+    names = (folder.parent / f"replaced-{number}" for number in itertools.count(1))
+    folder.rename(next(name for name in names if not name.exists()))

@@ -263,12 +263,13 @@ class Order:
 class EngineComparison:
     """Drafters of several families in one engine, each on every prompt. `baseline_tokens_per_s`: of
     the target alone; `order`: None where there were none to order; `profile_first`: the command
-    that measures what the predictions do without."""
+    that measures what the predictions do without; `prompts_file`: as of `Confirmed`."""
 
     run: str = ""
     engine: str
     dtype: str
     prompts: int
+    prompts_file: Maybe[str] = None
     threads: int | None = None
     baseline_tokens_per_s: float | None = None
     rows: tuple[Rival | Silent, ...]

@@ -63,6 +63,13 @@ class PromptSet:
             chosen += [p for i, p in enumerate(alike) if (number + (i + 1) // 2) % 2 == which]
         return chosen
 
+    def seen_words(self, prompts: Sequence[Prompt]) -> str | None:
+        """How many of `prompts` a draft was trained or chosen on; None for none."""
+        known = {prompt.messages for prompt in (*self.train, *self.choosing)}
+        count = sum(prompt.messages in known for prompt in prompts)
+        of = f"{count} of these {len(prompts)} prompts"
+        return f"the draft was trained or chosen on {of}, which flatters it" if count else None
+
     def check_apart(self) -> None:
         """Raise ArchsearchError where a prompt is on both sides: what is measured on it would
         flatter the draft."""

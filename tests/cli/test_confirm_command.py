@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from archsearch.acceptance.measured import Trace
+from archsearch.drafts.records import load_trained
 from archsearch.pipeline.chains import Replays
 from archsearch.pipeline.export import _confirmed_in
+from archsearch.pipeline.session import SearchSession
 from archsearch.records import from_data
 from archsearch.report.terminal.run import confirm_text, families_text, load_text
 from archsearch.runs.confirmed import Confirmed, LoadRecord
@@ -45,6 +47,50 @@ def test_a_prompt_file_for_confirm(with_run: Path) -> None:
     (with_run / "bad.jsonl").write_text("no json\n")
     assert "line 1: not JSON" in refused("confirm", "runs/a", "--prompts", "bad.jsonl")
     assert "absent.jsonl" in refused("confirm", "runs/a", "--prompts", "absent.jsonl")
+
+
+def test_a_prompt_file_is_never_called_held_out(with_run: Path) -> None:
+    """What trained the draft was reported as held-out prompts."""
+    lines = (with_run / "prompts.jsonl").read_text().splitlines(keepends=True)
+    new = [json.dumps({"prompt": f"A question that nobody asked, {number}?"}) for number in (1, 2)]
+    (with_run / "mine.jsonl").write_text("".join(lines[1:4]) + "\n".join(new))
+    asked = ("confirm", "runs/a", "--count", "2", "--prompts", "mine.jsonl", "--json")
+    found = from_data(Confirmed, last_json(call(*asked)))
+    assert "trained or chosen on 3 of these 5 prompts" in str(found.prompts_seen)
+    text = confirm_text(found, Path("runs/a"), 1)
+    call("export", "runs/a", "--output", "out")
+    report = Path("runs/a/report.html").read_text()
+    for said in (text, report, Path("out/README.md").read_text()):
+        assert "2 held-out prompts" not in said
+    assert "2 prompts of mine.jsonl" in report and "3 of these 5 prompts" in report
+    assert "2 prompts of mine.jsonl" in Path("out/README.md").read_text()
+    measured = ("acceptance", "--target", "target", "--draft", "runs/a/best/1", "--prompts")
+    assert "chosen on 3 of these 5 prompts" in call(*measured, "mine.jsonl").stdout
+    (with_run / "new.jsonl").write_text("\n".join(new))
+    assert "which flatters it" not in call(*measured, "new.jsonl").stdout
+
+
+def test_figures_of_earlier_weights_are_not_exported(with_run: Path) -> None:
+    score = json.loads((with_run / "runs/a/best/1/score.json").read_text())
+    call("export", "runs/a", "--output", "out")
+    assert "In the engine: transformers" in (with_run / "out/README.md").read_text()
+    score["alpha"] = {**score["alpha"], "value": score["alpha"]["value"] + 0.01}
+    (with_run / "runs/a/best/1/score.json").write_text(json.dumps(score))
+    call("export", "runs/a", "--output", "out")
+    card = (with_run / "out/README.md").read_text()
+    assert "Nothing was measured in an engine yet with these weights" in card
+    assert "In the engine" not in card
+
+
+def test_the_full_head_is_compared_at_the_gamma_that_is_written(with_run: Path) -> None:
+    scorer = SearchSession.reopen(Path("runs/a")).scorer
+    candidate = open_run(Path("runs/a")).candidate(1)
+    known = load_trained(candidate.architecture, candidate.folder)
+    other = candidate.score.gamma + 2
+    own = scorer.measured(candidate.architecture, known.alpha, known.tau, gammas=[other])
+    note = call("export", "runs/a", "--output", "out", "--gamma", str(other)).stdout
+    assert f"instead of {own.speedup.value:.2f})" in note
+    assert f"{own.speedup.value:.2f}" != f"{candidate.score.speedup.value:.2f}"
 
 
 def test_a_tokenizer_that_differs(with_run: Path) -> None:
@@ -289,7 +335,7 @@ def test_what_chains_need_is_said_in_one_line(with_run: Path) -> None:
 
 
 def test_a_draft_that_stops_when_unsure_is_exported_as_it_was_measured(
-    with_run: Path, stops_here: None
+    with_run: Path, stops_here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = ("confirm", "runs/a", "--count", "2")
     found = last_json(call(*arguments, "--json"))
@@ -301,18 +347,39 @@ def test_a_draft_that_stops_when_unsure_is_exported_as_it_was_measured(
     )
     path = with_run / "runs/a/best/1/confirmed-transformers.json"
     asked = ("export", "runs/a", "--output", "out")
-    for faster, more in ((True, ()), (False, ()), (True, ("--gamma", "2"))):
+    schedule, own = {"ranges": [[1, 2, 2], [3, 16, 0]]}, Confirmed.padded_when_served
+    for faster, more, padded in (
+        (True, (), False),
+        (True, (), True),
+        (False, (), False),
+        (True, ("--gamma", "2"), False),
+        (True, (), False),  # with a schedule
+    ):
+        monkeypatch.setattr(Confirmed, "padded_when_served", padded)
         row = {**stopping, "undecided": None, "speedup": {**stopping["speedup"], "value": 9.0}}
         row["speedup_pooled"] = 9.0 if faster else 0.1
-        path.write_text(json.dumps({**found, "stopping": row}))
+        for each in (path, path.with_name("confirmed.json")):
+            each.write_text(json.dumps({**found, "stopping": row}))
         made = last_json(call(*asked, *more, "--json"))
         settings = json.loads((with_run / "out/generation_config.json").read_text())
-        served = faster and not more
+        served = faster and not more and not padded
         assert settings["assistant_confidence_threshold"] == served * stopping["stops_below"]
         assert settings["num_assistant_tokens"] == (stopping["gamma"] if served else made["gamma"])
         assert made["stops"] == (
             {"transformers": [stopping["gamma"], stopping["stops_below"]]} if served else {}
         )
+        card = (with_run / "out/README.md").read_text()
+        least = "confidence threshold 0.2" if served else "no confidence threshold"
+        written = f"holds gamma {settings['num_assistant_tokens']} (constant, {least})"
+        assert written in card
+        assert ("in transformers up to 3 while each has at least 0.2" in card) == served
+        assert ("so no file here sets it" in card) == (faster and padded)
+        unsure = f"(gamma {made['gamma']}; in transformers up to 3, stopping below 0.2)"
+        assert (unsure in call(*asked, *more).stdout) == served
+        if more:
+            (with_run / "runs/a/best/1/schedule.json").write_text(json.dumps(schedule))
+    monkeypatch.setattr(Confirmed, "padded_when_served", own)
+    assert from_data(Confirmed, found).padded_when_served, "of a trimmed head"
     in_q8 = {**found, "engine": "llama.cpp", "draft_dtype": "q8_0"}
     row = {**stopping, "undecided": None, "speedup": {**stopping["speedup"], "value": 9.0}}
     (with_run / "runs/a/best/1/confirmed-llama.cpp-q8_0.json").write_text(

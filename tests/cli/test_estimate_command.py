@@ -182,6 +182,25 @@ def test_estimate_asks_about_a_draft_that_nobody_knows(world: Path) -> None:
     assert "nobody says" not in call(*arguments, "--training", "other").stdout
 
 
+def test_a_measured_alpha_is_taken_as_it_is(with_run: Path) -> None:
+    """A draft of a run was priced with the prior's alpha, which its own score.json knew better."""
+    score = json.loads(Path("runs/a/best/1/score.json").read_text())
+    assert score["alpha"]["source"] == "measured"
+    call("export", "runs/a", "--output", "out")
+    asked = ("estimate", "--target", "target", "--gpu", "cpu", "--context", "64", "--json")
+    for folder in ("runs/a/best/1", "out"):
+        (found,) = last_json(call(*asked, "--draft", folder))["drafts"]
+        assert found["alpha"] == score["alpha"] and "measured it" in found["notes"][0]
+    for more in (("--training", "shared"), ("--temperature", "0.5"), ("--alpha", "0.5")):
+        (found,) = last_json(call(*asked, "--draft", "out", *more))["drafts"]
+        assert found["alpha"]["source"] != "measured"
+    marker = json.loads(Path("out/export.json").read_text())
+    marker["provenance"]["run"]["arguments"]["target"] = "another"
+    Path("out/export.json").write_text(json.dumps(marker))
+    (found,) = last_json(call(*asked, "--draft", "out"))["drafts"]
+    assert found["alpha"]["source"] != "measured"
+
+
 @pytest.mark.parametrize("alpha", ["often", "1.5", "-0.1", "nan", "supernet", "distilled"])
 def test_an_alpha_that_is_none(alpha: str) -> None:
     assert "--alpha" in refused(*ESTIMATE, "--alpha", alpha)

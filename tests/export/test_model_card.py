@@ -45,9 +45,9 @@ def card_of(
     **source: Any,
 ) -> str:
     """The card of an export to /x for transformers and what is `served`."""
-    made = ExportSource(Path("/draft"), **source)
+    made = ExportSource(Path("/draft"), dtype="bfloat16", **source)
     return model_card(
-        ExportPlan(made, Path("/x"), arch, "bfloat16", ("transformers",), tuple(served), head=head)
+        ExportPlan(made, Path("/x"), arch, ("transformers",), tuple(served), head=head)
     )
 
 
@@ -80,6 +80,7 @@ CONFIRMED = Confirmed(
     baseline_tokens_per_s=17.1,
     tokens_per_s=39.6,
     decode_s=0.0581,
+    predicted=replace(SCORE, architecture=TRIMMED),
     predicted_speedup=2.5,
     relative_error=0.032,
     identical_output=Identity(24, 24),
@@ -111,6 +112,11 @@ def test_what_is_known_is_said_with_its_source() -> None:
         and "position 1 to 2: 0.72, 0.57" in card
     )
     assert "4 of 4 prompts" in card and "+3.2 % off" in card
+    slow = replace(CONFIRMED, slowdown=1.8)
+    assert "The machine ran" not in card
+    assert "The machine ran 1.80 times slower" in card_of(
+        TRIMMED, gamma=6, record=DraftRecord(SCORE, slow), head=COST
+    )
 
 
 def test_what_is_not_known_is_left_out() -> None:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.cli import main
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.records import load
-from archsearch.runs.confirmed import Confirmed
+from archsearch.records import load, save
+from archsearch.runs.confirmed import CONFIRMED_FILE, Confirmed
 from archsearch.runs.run import (
     create_run,
     git_commit,
@@ -153,10 +154,14 @@ def test_best_and_confirmed(tmp_path):
     assert run.confirmed(1) is None
     confirmed = load(CONFIRMED, "confirmation", Confirmed)
     assert confirmed is not None
-    run.write_confirmed(1, confirmed)
-    assert run.confirmed(1) == confirmed
-    with pytest.raises(ArchsearchError, match="no rank 7; ranks: 1, 2"):
-        run.write_confirmed(7, confirmed)
+    save(run.best_dir(1) / CONFIRMED_FILE, confirmed)
+    assert run.confirmed(1) == confirmed and run.summary_row()[-1] != "no"
+    assert confirmed.predicted is not None
+    for alpha, known in ((confirmed.predicted.alpha, confirmed), (0.1, None)):
+        told = alpha if known else Estimate(alpha, 0.1, "measured")
+        run.write_best(replace(_score(1), alpha=told))
+        assert run.confirmed(1) == known, "trained further: these figures are of other weights"
+    assert run.decided(1) is None and run.summary_row()[-1] == "no"
     with pytest.raises(ArchsearchError, match="no rank 7; ranks: 1, 2"):
         run.score(7)
 

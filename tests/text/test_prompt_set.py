@@ -82,6 +82,15 @@ def test_a_prompt_on_both_sides_is_refused() -> None:
         PromptSet([heldout[1]], heldout, "").check_apart()
 
 
+def test_prompts_that_trained_or_chose_are_counted() -> None:
+    known = made(["a"] * 4 * LEAST_HALF)
+    first, *rest = known.heldout
+    trained = PromptSet([first], rest, "")
+    assert trained.seen_words(trained.confirming) is None
+    asked = [first, *trained.choosing[:2], *trained.confirming[:3]]
+    assert "trained or chosen on 3 of these 6 prompts" in str(trained.seen_words(asked))
+
+
 def test_spread_reach_both_ends() -> None:
     assert spread(list(range(10)), 4) == [0, 3, 6, 9]
     assert spread([1, 2], 5) == [1, 2] and spread([1, 2], 1) == [1]
