@@ -623,25 +623,23 @@ def profiles_of(device_key: str) -> list[Path]:
     )
 
 
-def find_profile(device_key: str, stack: Mapping[str, str] | None = None) -> Path:
+def find_profile(device_key: str, stack: Mapping[str, str] | None = None, *, own: str = "") -> Path:
     """The profile of a device: the same software stack where there is one, else the one with most
-    rows.
+    rows. `own`: the name of a run's profile folder; of a CPU no other will do.
 
     Raises MissingDataError with the command that makes one.
     """
-    found = profiles_of(device_key)
-    if not found:
-        gpu = "cpu" if device_key.startswith("cpu-") else device_key
+    found, cpu = profiles_of(device_key), device_key.startswith("cpu-")
+    names = [own] if stack is None else map(stack_key, (stack, {**stack, "waiting": DEFAULT}))
+    same = [folder for name in names for folder in found if folder.name == name]
+    if not found or (own and cpu and not same):
+        key = f"{device_key}/{own}".rstrip("/")
         raise MissingDataError(
-            f"no profile of {device_key}; make one on that device with: archsearch profile --gpu"
-            f" {gpu}"
+            f"no profile of {key}; make one on that device with: archsearch profile --gpu"
+            f" {'cpu' if cpu else device_key}"
+            + (f", or copy the run's to profiles/{key}, or search anew here" if own else "")
         )
-    if stack is not None:
-        for wanted in (stack, {**stack, "waiting": DEFAULT}):
-            for folder in found:
-                if folder.name == stack_key(wanted):
-                    return folder
-    return found[0]
+    return (same or found)[0]
 
 
 def draft_step_errors(known: Mapping[str, Any]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from archsearch.hardware.identify import identify_cpu
 from archsearch.profiles import Profile, cpu_stack, find_profile
 from archsearch.progress import human_time, say
 from archsearch.records import encoded
+from archsearch.report.phrases import shell_path
 from archsearch.workload import WorkloadRequest
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def demo_text(found: Searched, exported: dict[str, object], run_path: Path, seco
     from archsearch.report.terminal.search import family_lines
     from archsearch.runs.run import open_run
 
-    confirmed = found.confirmed
+    confirmed, run = found.confirmed, shell_path(run_path)
     rows = [
         summary_text(open_run(run_path)),
         "",
@@ -109,18 +110,18 @@ def demo_text(found: Searched, exported: dict[str, object], run_path: Path, seco
         "",
         f"Exported to {exported['output']}: {exported['note']}",
         "It was confirmed in transformers only: other engines add other seconds to a round, ask"
-        f" archsearch confirm {run_path} --engine NAME before serving it there.",
+        f" archsearch confirm {run} --engine NAME before serving it there.",
         f"Report: {found.report}",
         f"All of it took {human_time(seconds)}.",
         "",
         "What to do next:",
-        f"  open {found.report}",
+        f"  open {shell_path(found.report)}",
         (
-            f"  archsearch confirm {run_path} --gamma 2 --gamma 4 --gamma 6     other gammas beside"
+            f"  archsearch confirm {run} --gamma 2 --gamma 4 --gamma 6     other gammas beside"
             " the prediction"
         ),
         (
-            f"  archsearch train {run_path} --budget 30m                        acceptance still"
+            f"  archsearch train {run} --budget 30m                        acceptance still"
             " rises with training"
         ),
         "  archsearch search --target YOUR-MODEL-FOLDER --prompts YOUR.jsonl --gpu cpu --confirm 1",

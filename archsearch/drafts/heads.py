@@ -7,6 +7,7 @@ heads/<family>/  weights as engines load them, training.json, chains.npz, checkp
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -366,8 +367,8 @@ def run_head(run: Path, name: str) -> TrainedHead:
     family = head_family_of(name)
     if (head := find_head(run, family)) is None:
         raise MissingDataError(
-            f"{run} has no trained {family} head; train it first: archsearch train {run} --family"
-            f" {family}"
+            f"{run} has no trained {family} head; train it first: archsearch train"
+            f" {shlex.quote(str(run))} --family {family}"
         )
     return head
 

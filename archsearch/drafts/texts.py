@@ -80,8 +80,7 @@ class RunTexts:
         self.prompts.check_apart()
         prompts, writing = self.encode(self.prompts.train), Writing(self.answer_tokens)
         cache = self._caches["text"] = self.growth.timed("text", prompts, writing, budget_s)
-        texts = [prompt.text for prompt in self.prompts.train]
-        for fault in (*prompt_faults(texts), *answer_faults(cache.sequences)):
+        for fault in (*prompt_faults(self.prompts.train), *answer_faults(cache.sequences)):
             say(fault)
         if self.plain_text is not None:
             with ProgressLine("target reads plain text") as line:

@@ -57,6 +57,7 @@ from archsearch.pipeline.in_engine import (
 from archsearch.pipeline.schedule import Rates, acceptance_of, schedule_points
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.records import load_or_note, save
+from archsearch.report.phrases import shell_path
 from archsearch.runs.candidate import read_training
 from archsearch.runs.confirmed import (
     CONFIRMED_FILE,
@@ -188,7 +189,7 @@ def confirm_rank(
     error. Raises MissingDataError for a rank without weights.
     """
     check_independent(session.run.score(rank), "confirming", session.run.path)
-    named = f"{session.run.path} --rank {rank}"
+    named = f"{shell_path(session.run.path)} --rank {rank}"
     advice = (
         f"train it (archsearch train {named}), or prove its shape without (archsearch confirm"
         f" {named} --synthetic)"

@@ -28,7 +28,7 @@ from archsearch.pipeline.families import INDEPENDENT, check_independent
 from archsearch.pipeline.heads import served_gamma
 from archsearch.pipeline.session import SearchSession
 from archsearch.records import as_data, load_or_note
-from archsearch.report.phrases import gguf_dtype
+from archsearch.report.phrases import gguf_dtype, shell_path
 from archsearch.runs.candidate import Candidate
 from archsearch.runs.confirmed import LOAD_FILES, Confirmed, LoadRecord
 from archsearch.runs.run import Run, open_run
@@ -60,7 +60,7 @@ def export_rank(
     run = open_run(path)
     candidate = run.candidate(rank)
     check_independent(candidate.score, "exporting", path)
-    train = f"archsearch train {path} --rank {rank}"
+    train = f"archsearch train {shell_path(path)} --rank {rank}"
     if not candidate.has_weights and not allow_untrained:
         raise MissingDataError(
             f"rank {rank} of {path} has no weights; train it first: {train} (or export its shape:"

@@ -38,13 +38,14 @@ from archsearch.engines.measure.figures import identities
 from archsearch.engines.measure.turns import Plan, Trace, Turn, Variant, run_plan
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed, Stopped
 from archsearch.files import write_json
+from archsearch.hardware.identify import resolve_device
 from archsearch.models.files import has_weights
 from archsearch.models.gguf_file import check_written, read_gguf
 from archsearch.models.targets import TargetRef
 from archsearch.pipeline.latency import choose_latency, machine_slowdown
 from archsearch.pipeline.serving import check_dtype, check_engine, default_mode
 from archsearch.pipeline.session import SearchSession, check_weights, has_gpu
-from archsearch.progress import ProgressLine
+from archsearch.progress import ProgressLine, say
 from archsearch.runs.confirmed import Exact
 from archsearch.search.objective import Scorer
 from archsearch.workload import GGUF_DTYPES
@@ -224,7 +225,16 @@ class Bench:
 
     def scorer(self) -> tuple[Scorer, str]:
         """What predicts its rounds, and where its latencies come from in words."""
-        return serving_scorer(self.session, self.name, self.dtype, self.draft_dtype)
+        scorer, words = serving_scorer(self.session, self.name, self.dtype, self.draft_dtype)
+        device = self.session.source.device
+        try:
+            if device.kind == "cpu" and not self.choice.server_url:
+                resolve_device(device.key)
+        except ArchsearchError as error:  # what differs is no error of the prediction
+            other = f"predicted for another machine: {str(error).split(';')[0]}"
+            say(f"WARNING: {other}.")
+            words += f"; {other}"
+        return scorer, words
 
     @property
     def own_dtype(self) -> bool:

@@ -63,6 +63,7 @@ from archsearch.pipeline.workers import can_confirm_beside, confirm_job, workers
 from archsearch.profiles import find_profile, list_profiles, profile_roots
 from archsearch.progress import ProgressLine, human_time, say
 from archsearch.records import as_data, save
+from archsearch.report.phrases import shell_path
 from archsearch.report.terminal.search import Brought, Climbed, Searched, Survey, SurveyRow
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.lock import run_lock
@@ -352,8 +353,8 @@ class Confirming:
         if not self.plan.compares:
             file.note(
                 f"confirmed was the best independent draft; the {head} head beside it: archsearch"
-                f" confirm {session.run.path} --engine {session.request.engine} --family {head}"
-                f" --family {INDEPENDENT}"
+                f" confirm {shell_path(session.run.path)} --engine {session.request.engine}"
+                f" --family {head} --family {INDEPENDENT}"
             )
             return
         if file.state.compared:

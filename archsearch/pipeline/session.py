@@ -37,6 +37,7 @@ from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_la
 from archsearch.pipeline.serving import check_batch, with_engine
 from archsearch.pipeline.shared_work import ExecutorName
 from archsearch.pipeline.training_budget import budget_s, with_budget
+from archsearch.profiles import find_profile
 from archsearch.progress import say
 from archsearch.records import save
 from archsearch.runs.run import WORKLOAD_FILE, Run, create_run, open_run, resume_run
@@ -383,18 +384,21 @@ class SearchSession:
 
     @classmethod
     def reopen(cls, path: Path) -> SearchSession:
-        """The session of an existing run folder, with the arguments it was made with, whatever
-        profile it was searched with."""
+        """The session of an existing run folder, with the arguments and profile it was made with.
+        Raises MissingDataError where that is not here."""
         run = open_run(path)
         profile = run.info["profile"]
         folder, weights = profile.get("folder"), profile.get("weights")
+        folder = Path(folder) if folder else None
+        if folder is not None and not folder.is_dir():  # moved, or made on another machine
+            folder = find_profile(run.device, own=folder.name)
         request = SearchRequest.from_arguments(run.arguments, confirm=0, run=path, storage=None)
         asked = replace(
             request.asked,
             # beside weights in a format of their own `dtype` is that of the pass
             dtype=weights if weights in WEIGHT_BYTES else profile.get("dtype", request.asked.dtype),
             mode=profile.get("mode", request.asked.mode),
-            profile=Path(folder) if folder and Path(folder).is_dir() else None,
+            profile=folder,
         )
         request = replace(request, asked=asked).settled()
         text = AskedText(load_sketch(run.path), request.domain)

@@ -54,6 +54,7 @@ from archsearch.pipeline.untrained import (
     texts_at_hand,
 )
 from archsearch.records import as_data, save
+from archsearch.report.phrases import shell_path
 from archsearch.runs.confirmed import Exact
 from archsearch.runs.run import open_run
 from archsearch.runs.tables import COMPARISON_FILE, EngineComparison, Order, Rival, Silent, Swap
@@ -213,8 +214,8 @@ def _candidate(bench: Bench, family: str, request: FamilyRequest) -> _Candidate:
         known = best if best.gamma == gamma else None
         return _Candidate(family, ExitAfter(layers), gamma, lambda scorer: known)
     if family in ("independent", CHAIN):
-        advice = f"train it first: archsearch train {session.run.path} --rank {request.rank}"
-        draft = trained_of(session, request.rank, advice)
+        named = f"{shell_path(session.run.path)} --rank {request.rank}"
+        draft = trained_of(session, request.rank, f"train it first: archsearch train {named}")
         if family == CHAIN:
             return _chain(bench, request, draft)
         gamma = request.gamma or session.run.score(request.rank).gamma

@@ -41,7 +41,14 @@ from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import logit, logit_std, moved, tau_estimate
 from archsearch.text.prompt_set import answer_faults, prompt_faults
 from archsearch.text.prompts import read_prompts
-from archsearch.training.curves import LEARNT_EPOCHS, AlphaPoint, extrapolate
+from archsearch.training.curves import (
+    LEARNT_EPOCHS,
+    MEASURED,
+    AlphaPoint,
+    effective_tokens,
+    extrapolate,
+    growth,
+)
 
 
 @dataclass(frozen=True)
@@ -302,7 +309,7 @@ def text_verdict(scorer: Scorer, trainer: DraftTrainer, draft: TrainedDraft) -> 
         name,
         alpha,
         (
-            *prompt_faults([prompt.text for prompt in (*prompts.train, *prompts.heldout)]),
+            *prompt_faults([*prompts.train, *prompts.heldout]),
             *answer_faults(answers),
         ),
     )
@@ -314,8 +321,8 @@ def predicted(
     scorer: Scorer, draft: TrainedDraft, record: TrainingRecord, now: TextStand
 ) -> tuple[TextStand | None, TextStand | None]:
     """(what the text would bring learnt in full, None where it is; what TIMES_MORE the prompts
-    would bring), by the draft's curve; None without one. The curve says by how much logit(alpha)
-    rises, from what was measured on held-out text."""
+    would bring), by the draft's curve; None without one. It and the curves of other studies, which
+    hold a steep start back, say how logit(alpha) rises from what held-out text measured."""
     epoch = int(record.record.get("epoch_tokens") or 0)
     looks = draft.points or tuple((look.tokens, look.alpha) for look in record.looks)
     points = [
@@ -332,8 +339,12 @@ def predicted(
         text = max(1, round(epoch * share))  # in tokens, with its prompts
         learnt = round(LEARNT_EPOCHS * text)
         found = extrapolate(rising, learnt, annealed=False, epoch_tokens=text)
-        rise = max(logit(found.value) - logit(kept.alpha), 0.0)
-        alpha = replace(moved(now.alpha, rise, logit_std(found)), source="modelled")
+        seen = effective_tokens(kept.tokens, epoch), effective_tokens(learnt, text)
+        usual, std = growth(MEASURED, *seen), logit_std(found)
+        weight = 1.0 / (1.0 + (std / usual.std) ** 2)  # of the curve, by their variances
+        rise = weight * (logit(found.value) - logit(kept.alpha)) + (1.0 - weight) * usual.value
+        found = moved(now.alpha, max(rise, 0.0), std * math.sqrt(weight))
+        alpha = replace(found, source="modelled")
         speedup = speedup_at(scorer, draft, alpha)
         if speedup is None:
             return None

@@ -73,11 +73,12 @@ class PromptSet:
     def check_apart(self) -> None:
         """Raise ArchsearchError where a prompt is on both sides: what is measured on it would
         flatter the draft."""
-        both = {prompt.text for prompt in self.heldout} & {prompt.text for prompt in self.train}
+        train = {prompt.messages for prompt in self.train}
+        both = {prompt.messages: prompt.text for prompt in self.heldout if prompt.messages in train}
         if both:
             raise ArchsearchError(
                 f"{len(both)} prompts are in both the training and the held-out file (one:"
-                f" {min(both)[:60]!r}); remove them from one"
+                f" {min(both.values())[:60]!r}); remove them from one"
             )
 
 
@@ -150,17 +151,17 @@ def loops(token_ids: Sequence[int]) -> bool:
     return len(set(runs)) < (1.0 - LOOP_SHARE) * len(runs)
 
 
-def prompt_faults(texts: Sequence[str]) -> list[str]:
-    """What is wrong with a set of prompts, by their texts."""
-    faults, distinct = [], len({text.strip() for text in texts})
-    some = f"{len(texts)} prompts, {distinct} of them distinct"
+def prompt_faults(prompts: Sequence[Prompt]) -> list[str]:
+    """What is wrong with a set of prompts."""
+    faults, distinct = [], len({prompt.messages for prompt in prompts})
+    some = f"{len(prompts)} prompts, {distinct} of them distinct"
     if distinct < FEW_PROMPTS:
-        alike = some if distinct < len(texts) else f"only {len(texts)} prompts"
+        alike = some if distinct < len(prompts) else f"only {len(prompts)} prompts"
         faults.append(
             f"{alike}: the draft learns their answers by heart, and nobody can say how it does on"
             " other prompts"
         )
-    elif distinct < MOST * len(texts):
+    elif distinct < MOST * len(prompts):
         faults.append(f"{some}: held-out prompts that were trained on flatter the draft")
     return faults
 

@@ -481,6 +481,23 @@ def test_two_minutes_of_training_do_not_speak_for_ten_hours():
     assert prior.predict(TWO_LAYERS, short).alpha.value < 0.6
 
 
+def test_a_draft_that_learnt_a_text_does_not_promise_its_alpha_to_a_handful_of_tokens():
+    """The demo's draft: .74 after a million tokens, .14 after 1,421, .50 after 31,819."""
+    shape = Architecture(512, 1024, 1, 8, 4, 64, 49152)
+
+    def at(tokens):
+        return AcceptanceContext(SMOLLM2, domain="narrow", trained_tokens=tokens)
+
+    prior = PriorAcceptance()
+    prior.fit([AcceptanceObservation(shape, Estimate(0.744, 0.026, "measured"), at(1.2e6))])
+    tokens = (22.0, 1421.0, 4135.0, 3.18e4, 1.2e6)
+    found = [prior.predict(shape, at(each)).alpha for each in tokens]
+    assert sorted(each.value for each in found) == [each.value for each in found]
+    assert found[0].value < 0.15 and found[0].interval[1] < 0.25
+    assert found[1].value < 0.35 and found[3].value > 0.45
+    assert logit_std(found[0]) > 1.5 * logit_std(found[3])
+
+
 def test_a_measurement_in_one_domain_says_less_about_another():
     code = AcceptanceContext(SMOLLM2, domain="code")
     prior = PriorAcceptance()

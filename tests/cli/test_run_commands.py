@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
+from archsearch.files import read_json, write_json
+from archsearch.pipeline import SearchSession, schedule_rank
 from archsearch.report import headline
 from archsearch.report.reading import read_run
+from archsearch.report.terminal.run import schedule_text
 from archsearch.runs.run import open_run
-from tests.cli.commands import SEARCH, call, files_in, last_json, refused
+from tests.cli.commands import CONFIRM, SEARCH, call, files_in, last_json, refused
 
 
 @pytest.mark.slow(own=True)
@@ -47,10 +52,11 @@ def test_train_a_rank_that_has_no_weights(with_run: Path) -> None:
 def test_what_another_trainer_made_comes_back(with_run: Path) -> None:
     from archsearch.models.drafts import build_draft, save_draft
 
-    shapes = [open_run(Path("runs/a")).score(rank).architecture for rank in (1, 2)]
-    for name, shape in zip(("other", "trained"), shapes, strict=True):
-        # a library trains the whole head
-        save_draft(build_draft(shape.replace(draft_vocab_size=None), seed=1), Path(name))
+    shape = open_run(Path("runs/a")).score(2).architecture
+    shape = shape.replace(draft_vocab_size=None)  # a library trains the whole head
+    save_draft(build_draft(shape, seed=1), Path("trained"))
+    other = shape.replace(num_hidden_layers=shape.num_hidden_layers + 1)
+    save_draft(build_draft(other, seed=1), Path("other"))
     # what else a line holds is the trainer's own, and no JSON at times
     looks = [{"loss": math.nan, "tokens": 900, "alpha": 0.2}, {"tokens": 1800, "alpha": 0.3}]
     Path("alpha.jsonl").write_text("".join(json.dumps(look) + "\n" for look in looks))
@@ -123,15 +129,16 @@ def test_report_after_confirmation(with_run: Path) -> None:
     assert Path(result["report"]).is_file()
 
 
+def test_a_search_says_last_that_the_prompts_were_seen(with_run: Path) -> None:
+    text = call(*CONFIRM, "--run", "runs/a").stdout
+    assert "Not on unseen prompts: the 12 held-out prompts are too few" in text
+
+
 def test_schedule_command(with_ranks: Path) -> None:
     text = call("schedule", "runs/a", "--batch-size", "1", "--batch-size", "4").stdout
-    assert (
-        "Gamma by batch size: 1-" in text
-        and "Next: archsearch confirm runs/a --rank 1 --engine vllm --schedule" in text
-    )
+    assert "Gamma by batch size: 1-" in text
+    assert "serve it without a draft" in text and "Next:" not in text, "nothing to confirm"
     openvino = ("schedule", "runs/a", "--engine", "openvino", "--batch-size", "2")
-    own = "Next: archsearch confirm runs/a --rank 1 --engine openvino\n"
-    assert own in call(*openvino).stdout, "it takes one gamma: nothing to compare in vLLM"
     data = last_json(call(*openvino, "--json"))
     assert [point["batch_size"] for point in data["points"]] == [1, 2] and data[
         "engine"
@@ -139,6 +146,37 @@ def test_schedule_command(with_ranks: Path) -> None:
     assert "no rank 9" in refused("schedule", "runs/a", "--rank", "9")
     assert "unknown engine" in refused("schedule", "runs/a", "--engine", "warp")
     assert "runs/x" in refused("schedule", "runs/x")
+
+
+def test_what_comes_after_a_schedule_that_drafts(with_ranks: Path) -> None:
+    Path("runs/a").rename("runs/my run")
+    session = SearchSession.reopen(Path("runs/my run"))
+    for engine, options in (("transformers", "vllm --schedule"), ("openvino", "openvino")):
+        found = schedule_rank(session, 1, engine, [1])
+        found = replace(found, schedule=replace(found.schedule, ranges=((1, 1, 2),)))
+        after = f"Next: archsearch confirm 'runs/my run' --rank 1 --engine {options}"
+        assert schedule_text(found).splitlines()[-1] == after  # openvino takes one gamma
+
+
+def test_a_run_that_was_moved_keeps_its_profile_or_is_refused(with_ranks: Path) -> None:
+    (profile,) = Path("profiles").glob("*/*")
+    run = Path("runs/a/run.yaml")
+    info = yaml.safe_load(run.read_text())
+    info["profile"]["folder"] = f"/elsewhere/profiles/{profile.parent.name}/{profile.name}"
+    run.write_text(yaml.safe_dump(info))
+    assert SearchSession.reopen(Path("runs/a")).source.profile["folder"] == str(profile.resolve())
+    info["device"]["key"] = "cpu-of-another-machine-2t"
+    run.write_text(yaml.safe_dump(info))
+    line = refused("schedule", "runs/a")
+    assert f"no profile of cpu-of-another-machine-2t/{profile.name}" in line
+    assert f"copy the run's to profiles/cpu-of-another-machine-2t/{profile.name}" in line
+    header = read_json(profile / "profile.json", "profile")
+    header["device"]["key"] = "cpu-of-another-machine-2t"
+    moved = Path("profiles/cpu-of-another-machine-2t") / profile.name
+    shutil.copytree(profile, moved)
+    write_json(moved / "profile.json", header)
+    session = SearchSession.reopen(Path("runs/a"))
+    assert session.source.device.key == "cpu-of-another-machine-2t"
 
 
 def test_runs_that_are_none(world: Path) -> None:

@@ -473,6 +473,18 @@ def test_confirm_by_prompt_in_an_engine_of_its_own(
     assert data["best_of"]["gammas"] == [2, 3] or data["best_of"]["gammas"] == (2, 3)
 
 
+def test_a_profile_of_another_machine_is_said_where_it_is_confirmed_here(
+    session: SearchSession, made: Made, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device = replace(session.source.device, key="cpu-of-another-machine-1t")
+    source = replace(session.source, device=device)
+    elsewhere = replace(session, setting=replace(session.setting, source=source))
+    data = confirmed_data(elsewhere, 2, gammas=(2,), prompt_count=4, choice=HERE)
+    words = f"'{device.key}' is not this CPU ({identify_cpu().key})"
+    assert f"WARNING: predicted for another machine: {words}.\n" in capsys.readouterr().err
+    assert data["latency"].endswith(f"; predicted for another machine: {words}")
+
+
 def test_an_engine_that_was_never_profiled_says_so_beside_its_prediction(
     session: SearchSession, made: Made
 ) -> None:
@@ -556,6 +568,10 @@ def test_a_rank_without_weights_is_told_both_ways(session: SearchSession, made: 
     ) as caught:
         confirm_rank(session, 1, choice=HERE)
     assert "\n" not in str(caught.value) and not made
+    shutil.copytree("runs/a", "my runs/a")
+    moved = replace(session, run=replace(session.run, path=Path("my runs/a")))
+    with pytest.raises(MissingDataError, match=r"archsearch train 'my runs/a' --rank 1\)"):
+        confirm_rank(moved, 1, choice=HERE)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -249,3 +249,6 @@ def test_points_that_do_not_fit_are_listed(stand_in: Path, monkeypatch: pytest.M
     result = profile_device(request(modes=("graph",), budget_s=1.0, check=0))
     assert result.measured.skipped and result.rows == 0
     assert isinstance(result.models["bfloat16 graph"], NoModel)
+    text = profile_text(replace(result, folder="p/my gpu"), "T")
+    after = f"profile --gpu {result.device} --target T --output 'p/my gpu'"
+    assert text.endswith(f"\n\nNext: archsearch {after}"), "a search would find nothing there"

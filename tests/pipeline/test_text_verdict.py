@@ -97,6 +97,18 @@ def test_ten_times_the_prompts_by_the_curve_of_one_training(scorer: Scorer) -> N
     assert more.speedup.value > scorer.measured(DRAFT, draft().alpha, draft().tau).speedup.value
 
 
+def test_the_steep_start_of_a_small_text_promises_nothing_absurd(scorer: Scorer) -> None:
+    """A curve of 45 prompts: ten times as many were said to bring alpha 0.98."""
+    tokens = (1446, 2370, 8363, 10186, 12553, 15200, 18480, 22176, 26325)
+    alphas = (0.065, 0.065, 0.488, 0.391, 0.515, 0.562, 0.626, 0.629, 0.636)
+    points = tuple(zip(tokens, alphas, strict=True))
+    small = replace(draft(0.60), points=points)
+    learnt_by = replace(record(), record={**record().record, "epoch_tokens": 3696})
+    learnt, more = predicted(scorer, small, learnt_by, stand(0.60, 1.36, 45, 1433))
+    assert more is not None and 0.75 < more.alpha.value < 0.85 and 0.05 < more.alpha.std < 0.12
+    assert learnt is not None and learnt.alpha.value < 0.66
+
+
 def test_a_text_that_was_not_learnt_in_full_says_what_it_still_holds(scorer: Scorer) -> None:
     learnt, _ = predicted(scorer, draft(epochs=1.0), record(), stand(0.25, 1.0))
     assert learnt is not None and learnt.prompts == 317 and learnt.alpha.value > 0.27

@@ -91,6 +91,22 @@ def test_prompts_that_trained_or_chose_are_counted() -> None:
     assert "trained or chosen on 3 of these 6 prompts" in str(trained.seen_words(asked))
 
 
+def test_conversations_that_end_in_the_same_turn_are_other_prompts(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    rows = [
+        [{"role": "user", "content": f"About {n}."}, {"role": "assistant", "content": "Well."}]
+        for n in range(60)
+    ]
+    again = {"role": "user", "content": "Go on, please."}
+    path.write_text("".join(json.dumps({"messages": [*row, again]}) + "\n" for row in rows))
+    found = load_prompt_set(path, None)
+    found.check_apart()
+    assert len(found.train) + len(found.heldout) == 60
+    assert prompt_faults([*found.train, *found.heldout]) == []
+    with pytest.raises(ArchsearchError, match="1 prompts are in both.*Go on"):
+        PromptSet(found.heldout[:1], found.heldout, "").check_apart()
+
+
 def test_spread_reach_both_ends() -> None:
     assert spread(list(range(10)), 4) == [0, 3, 6, 9]
     assert spread([1, 2], 5) == [1, 2] and spread([1, 2], 1) == [1]
@@ -144,21 +160,25 @@ def answer(*written: int) -> CachedSequence:
     return CachedSequence(ids, 3, torch.zeros(len(written), 4), ids[3:], "", "")
 
 
+def asked(*texts: str) -> list[Prompt]:
+    return [Prompt((("user", text),)) for text in texts]
+
+
 VARIED = answer(*(17 * n % 101 for n in range(40)))
 CIRCLE = answer(*([5, 6, 7, 8, 9] * 12))
 
 
 def test_good_prompts_and_answers_have_no_faults() -> None:
-    assert prompt_faults([f"prompt {n}" for n in range(FEW_PROMPTS)]) == []
+    assert prompt_faults(asked(*(f"prompt {n}" for n in range(FEW_PROMPTS)))) == []
     assert answer_faults([VARIED] * 9 + [CIRCLE, answer(4)]) == []
 
 
 def test_few_prompts_and_prompts_that_are_all_alike() -> None:
-    (fault,) = prompt_faults(["only one"])
+    (fault,) = prompt_faults(asked("only one"))
     assert fault.startswith("only 1 prompts: ") and "by heart" in fault
-    (fault,) = prompt_faults(["the same"] * 500)
+    (fault,) = prompt_faults(asked("the same") * 500)
     assert fault.startswith("500 prompts, 1 of them distinct: ")
-    (fault,) = prompt_faults([f"prompt {n % 40}" for n in range(500)])
+    (fault,) = prompt_faults(asked(*(f"prompt {n % 40}" for n in range(500))))
     assert "40 of them distinct" in fault and "flatter" in fault
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,14 +60,13 @@ class CheckRow:
     noisy: bool
 
     def cells(self) -> tuple[str, ...]:
+        times = (self.measured_s, self.predicted_s, self.predicted_std_s)
         return (
             self.what,
             self.architecture,
             str(self.tokens),
             str(self.context),
-            f"{1e3 * self.measured_s:.2f}",
-            f"{1e3 * self.predicted_s:.2f}",
-            f"{1e3 * self.predicted_std_s:.2f}",
+            *(f"{1e3 * each:.2f}" for each in times),
             f"{100 * self.relative_error:+.1f}",
         )
 
@@ -166,7 +166,8 @@ def import_text(result: Imported) -> str:
     ]
     if absent := whose.get("not_in_tables"):
         lines.append(f"Not in the tables, so modelled: {'; '.join(absent)}.")
-    lines += ["", f"Next: archsearch search --target llama-65b --profile {result.folder}"]
+    folder = shlex.quote(result.folder)
+    lines += ["", f"Next: archsearch search --target llama-65b --profile {folder}"]
     return "\n".join(lines)
 
 
@@ -255,8 +256,10 @@ def profile_text(result: Profiled, asked: str) -> str:
         lines += ["", title, table([row.cells() for row in check.rows], CHECKED)]
         kinds = (("draft step", check.draft_step), ("verify", check.verify))
         lines += [ERRORS.format(*each) for each in kinds if each[1]]
-    lines += ["", f"Next: archsearch search --target {asked} --profile {result.folder}"]
-    return "\n".join(lines)
+    after, folder = f"search --target {asked} --profile", shlex.quote(result.folder)
+    if all(isinstance(model, NoModel) for model in result.models.values()):
+        after = f"profile --gpu {result.device} --target {asked} --output"
+    return "\n".join([*lines, "", f"Next: archsearch {after} {folder}"])
 
 
 Level = Literal["ok", "note", "mend", "stop"]

@@ -19,14 +19,14 @@ from archsearch.report.confirmed import section_confirmed
 from archsearch.report.engines import fastest_lines
 from archsearch.report.families import compared_section
 from archsearch.report.load import section_load
-from archsearch.report.phrases import exported_for
+from archsearch.report.phrases import exported_for, shell_path
 from archsearch.report.reading import read_run
 from archsearch.report.terminal.layout import plus_minus, section_lines, table
 from archsearch.runs.candidate import Divergence, TrainingRecord
 from archsearch.runs.confirmed import Confirmed, LoadRecord
 from archsearch.runs.run import open_run
 from archsearch.runs.tables import EngineComparison, TextVerdict
-from archsearch.schedule import GammaSchedule, ranges_words
+from archsearch.schedule import GammaSchedule, largest_gamma, ranges_words
 from archsearch.search.objective import Score
 from archsearch.speedup import DIVERGENCE_RANGE, DIVERGENCE_STD, logit, logit_std
 
@@ -180,8 +180,8 @@ def head_text(head: HeadAnswer) -> str:
         f"Draft tokens right on held-out text, given those before: {shares}",
         f"Tokens a round, predicted by gamma: {taus}",
         "",
-        f"Next: archsearch confirm {head.run} --family {head.family} --engine vllm",
-        f"      archsearch export {head.run} --family {head.family} --output DIR",
+        f"Next: archsearch confirm {shell_path(head.run)} --family {head.family} --engine vllm",
+        f"      archsearch export {shell_path(head.run)} --family {head.family} --output DIR",
     ]
     return "\n".join(lines)
 
@@ -202,28 +202,28 @@ def engines_text(run: Path) -> str:
 
 def _next(found: Confirmed, run: Path, rank: int) -> str:
     """What to do after a confirmation: it pays only where its whole interval lies above 1."""
+    named = f"{shell_path(run)} --rank {rank}"
     if found.undecided:
-        again = (
-            f"archsearch confirm {run} --rank {rank} --gamma {found.gamma} --engine {found.engine}"
-        )
+        again = f"archsearch confirm {named} --gamma {found.gamma} --engine {found.engine}"
         return f"Next, with nothing else running: {again}"
     low, high = found.interval
     if low > 1:
-        command = f"archsearch export {run} --rank {rank} --output my-draft"
+        command = f"archsearch export {named} --output my-draft"
         return f"Next: {command}{exported_for(found)}"
     answer = (
         "Speculation does not pay here"
         if high < 1
         else "Too close to call: 1x lies within the error"
     )
-    return f"{answer}. More training may help: archsearch train {run} --rank {rank} --budget 30m"
+    return f"{answer}. More training may help: archsearch train {named} --budget 30m"
 
 
 def load_text(found: LoadRecord, run: Path, rank: int) -> str:
     """A measurement under load."""
-    after = f"export {run} --rank {rank} --output my-draft"
+    named = f"{shell_path(run)} --rank {rank}"
+    after = f"export {named} --output my-draft"
     if found.synthetic:
-        after = f"train {run} --rank {rank} --budget 30m"
+        after = f"train {named} --budget 30m"
     took = f"Measured in {human_time(found.seconds)}."
     section = section_load(found, rank, found.architecture)
     return "\n".join([*section_lines(section), took, "", f"Next: archsearch {after}"])
@@ -258,8 +258,9 @@ def schedule_text(result: Scheduled) -> str:
     facts = engine_facts(schedule.engine)
     one_gamma = facts.make and not facts.in_process and not facts.schedules
     engine = facts.name if one_gamma else "vllm --schedule"
-    confirm = f"confirm {result.run} --rank {result.rank} --engine {engine}"
-    export = f"export {result.run} --family {result.family} --output DIR"
+    after = f"confirm {shell_path(result.run)} --rank {result.rank} --engine {engine}"
+    if result.rank is None:
+        after = f"export {shell_path(result.run)} --family {result.family} --output DIR"
     lines = [
         f"Draft {result.architecture}, {schedule.engine}. Latencies: {schedule.latency}.",
         "",
@@ -270,8 +271,7 @@ def schedule_text(result: Scheduled) -> str:
         f"{result.as_engine}.",
         *([f"{adaptive.words}."] if adaptive is not None else []),
         *([f"WARNING: {result.warning}."] if result.warning else []),
-        "",
-        f"Next: archsearch {export if result.rank is None else confirm}",
+        *(["", f"Next: archsearch {after}"] if largest_gamma(schedule.ranges, 0) else []),
     ]
     return "\n".join(lines)
 
@@ -296,6 +296,6 @@ def recipe_text(answer: MadeRecipe) -> str:
         "",
         table(rows, "tokens | GPU-hours | alpha"),
         "",
-        f"Next: read {output}/README.md, then bash {output}/{start}",
+        f"Next: read {output}/README.md, then bash {shell_path(output / start)}",
     ]
     return "\n".join(lines)

@@ -194,6 +194,7 @@ def search_text(result: Searched, *, explain: bool) -> str:
     if any(option.has_weights for option in options):
         whole = whole_headline(run, reading)
         above = [whole.title, *whole.lines[:HEADLINE_LINES]]
+        above += [line for line in whole.lines[HEADLINE_LINES:] if line.startswith("Not on unseen")]
     else:
         above = sentences(options, where, unit, budget.gpu_hours if budget else None)
         above[1:1] = [" ".join(fastest_lines(reading, run.dtype)[:2])]
