@@ -99,18 +99,12 @@ def known_drafts(
 
 
 @dataclass(frozen=True, slots=True)
-class _Alpha:
-    value: float
-    std: float
-
-
-@dataclass(frozen=True, slots=True)
 class _AlphaFile:
     """What `archsearch acceptance --output` says of a draft."""
 
     target: str
     architecture: Architecture
-    alpha: _Alpha
+    alpha: Estimate
     temperature: float = 0.0
     domain: str = "narrow"
     training: str = "target"
@@ -125,7 +119,7 @@ class _AlphaFile:
             training=self.training,
             trained_tokens=self.trained_tokens,
         )
-        alpha = Estimate(self.alpha.value, self.alpha.std, "measured")
+        alpha = replace(self.alpha, source="measured")
         return AcceptanceObservation(self.architecture, alpha, context)
 
 
@@ -335,11 +329,12 @@ class DraftFact:
 def read_run(run: Path) -> tuple[Mapping[str, object], list[DraftFact]]:
     """What a run was asked, and its drafts. What is broken or of another version is left out and
     named in the log."""
-    drafts, broken = [], []
+    drafts, broken, info = [], [], None
     try:
-        arguments = _arguments(run / "run.yaml")
+        info = read_yaml(run / "run.yaml", "the run's file")
     except ArchsearchError as error:
-        arguments, broken = {}, [f"run.yaml ({error})"]
+        broken = [f"run.yaml ({error})"]
+    arguments = info.get("arguments") if isinstance(info, dict) else None
     for read, pattern in (
         (_finalist, "finalists/*/training.json"),
         (_confirmed, "best/[0-9]*/confirmed.json"),
@@ -352,13 +347,7 @@ def read_run(run: Path) -> tuple[Mapping[str, object], list[DraftFact]]:
                 broken.append(f"{name} ({Misfit.at('', e)})")
     for words in broken:
         log.warning("an earlier run cannot be read and is left out: %s/%s", run, words)
-    return arguments, drafts
-
-
-def _arguments(run_file: Path) -> Mapping[str, object]:
-    info = read_yaml(run_file, "the run's file")
-    arguments = info.get("arguments") if isinstance(info, dict) else None
-    return arguments if isinstance(arguments, dict) else {}
+    return arguments if isinstance(arguments, dict) else {}, drafts
 
 
 def _fact(

@@ -511,15 +511,12 @@ def check_said_once(file: Path | None, **more: str) -> None:
 
 def run_argument(function: Function) -> Function:
     """Adds the argument RUN, a run folder: the latest in runs/ where it is left out."""
-    return click.argument("run", required=False, type=completion.RunPath(), callback=_or_latest)(
-        function
-    )
 
+    def found(context: click.Context, _: click.Parameter, value: Path | None) -> Path | None:
+        return latest_runs(1)[0] if value is None and not context.resilient_parsing else value
 
-def _or_latest(
-    context: click.Context, _parameter: click.Parameter, value: Path | None
-) -> Path | None:
-    return latest_runs(1)[0] if value is None and not context.resilient_parsing else value
+    run = click.argument("run", required=False, type=completion.RunPath(), callback=found)
+    return run(function)
 
 
 def latest_runs(count: int, besides: tuple[Path, ...] = ()) -> list[Path]:

@@ -445,9 +445,8 @@ class OpModel:
             # would stand out from its neighbours: so is it.
             smoothed = self._gpu and isinstance(op, Experts) and op.touched > op.experts - 0.5
             known = None if smoothed else self._measured.get((op, cold))
-            known = known or (
-                self._measured.get((op, not cold)) if self._one_state(op) and not smoothed else None
-            )
+            if not known and not smoothed and self._one_state(op):
+                known = self._measured.get((op, not cold))
             if isinstance(op, Elementwise):
                 self._seen[op, cold] = known or self._elementwise_s(op)
             elif isinstance(op, AllReduce):

@@ -428,15 +428,12 @@ class SearchSession:
     def about(self) -> dict[str, object]:
         """What scores depend on besides space and scorer, for the storage: the profile, and how it
         is read."""
-        profile = self.source.profile
+        profile, rounds, mix = self.source.profile, self.source.rounds, self.request.mix
         known = {name: profile.get(name) for name in ("hash", "source", "dtype", "mode")}
         known |= {"drafts": profile["drafts"]} if "drafts" in profile else {}
-        rounds = self.source.rounds
-        how = {"engine": self.request.engine} | (
-            {"rounds": rounds.label()} if rounds is not None else {}
-        )
-        mix = {} if self.request.mix is None else {"mix": self.request.mix.to_dict()}
-        return {**known, "device": self.source.device.key, **how, **mix}
+        known |= {"device": self.source.device.key, "engine": self.request.engine}
+        known |= {} if rounds is None else {"rounds": rounds.label()}
+        return known if mix is None else known | {"mix": mix.to_dict()}
 
     def trainer(self, threads: int | None = None) -> DraftTrainer:
         """Where this run's drafts are trained, on `threads` (default: the profile's)."""

@@ -61,6 +61,11 @@ class Taken:
     prompts: Path
     curve: Path | None = None
 
+    @property
+    def said(self) -> dict[str, str]:
+        """What a training record keeps of it."""
+        return {"taken_from": str(self.weights), "prompts": str(self.prompts)}
+
 
 def train_rank(path: Path, rank: int, budget_s: float, taken: Taken | None = None) -> Trained:
     """Distil one candidate for `budget_s` seconds more, measure it and score it again. Continues
@@ -85,7 +90,12 @@ def train_rank(path: Path, rank: int, budget_s: float, taken: Taken | None = Non
             return _take_head(session, trainer, score.with_rank(rank), taken, looks, expected)
         draft = _take(session, trainer, score, taken, looks)
     else:
-        _check_own(trainer.draft_folder(score.architecture), rank)
+        folder = trainer.draft_folder(score.architecture)
+        if (known := read_training(folder)) is not None and known.taken_from:
+            raise ArchsearchError(
+                f"the weights of rank {rank} were trained elsewhere ({known.taken_from}); train"
+                f" them there, or delete {folder} to begin anew"
+            )
         budget_s = _left_after_text(trainer, budget_s)
         before = trainer.spent(score.architecture)[1]
         draft = trainer.train(
@@ -103,16 +113,6 @@ def train_rank(path: Path, rank: int, budget_s: float, taken: Taken | None = Non
     training = TrainingRecord.from_dict(read_json(draft.folder / TRAINING_FILE, "training record"))
     kinds = draft.alpha_by_category
     return Trained(path, rank, score, renewed, training, kinds, text, expected)
-
-
-def _check_own(folder: Path, rank: int) -> None:
-    """Raise ArchsearchError where a rank was trained elsewhere: that cannot go on here."""
-    before = read_training(folder)
-    if before is not None and before.taken_from:
-        raise ArchsearchError(
-            f"the weights of rank {rank} were trained elsewhere ({before.taken_from}); train them"
-            f" there, or delete {folder} to begin anew"
-        )
 
 
 def _take(
@@ -148,8 +148,7 @@ def _take(
             "architecture": arch.to_dict(),
             "seconds": 0.0,
             "tokens": looks[-1].tokens if looks else 0,
-            "taken_from": str(taken.weights),
-            "prompts": str(taken.prompts),
+            **taken.said,
             "looks": [as_data(look) for look in looks],
         },
     )
@@ -192,7 +191,7 @@ def _take_head(
     plan = HeadPlan(kind, gamma, shape.head_rows, layers, made.aux_layers)
     prompts = read_prompts(taken.prompts)
     texts = written_text(_asked(session, taken), session.target, tokenizer, prompts)[0]
-    said = {"taken_from": str(taken.weights), "prompts": str(taken.prompts)}
+    said = taken.said
     tokens = looks[-1].tokens if looks else 0
     head = HeadTrainer(trainer).take(made, plan, texts, tokens=tokens, **said)
     renewed = session.scorer.measured(like, head.alpha, head.taus).with_rank(rank)
@@ -387,5 +386,4 @@ def narrowest(draft: TrainedDraft) -> tuple[str, Estimate | None]:
 
 def rounded(count: int) -> int:
     """317 x 10 as people say it: 3,000; one leading digit, rounded."""
-    size: int = 10 ** max(len(str(count)) - 1, 0)
-    return max(round(count / size), 1) * size
+    return int(float(f"{count:.0e}"))
