@@ -99,12 +99,18 @@ def known_drafts(
 
 
 @dataclass(frozen=True, slots=True)
+class _Alpha:
+    value: float
+    std: float
+
+
+@dataclass(frozen=True, slots=True)
 class _AlphaFile:
     """What `archsearch acceptance --output` says of a draft."""
 
     target: str
     architecture: Architecture
-    alpha: Estimate
+    alpha: _Alpha
     temperature: float = 0.0
     domain: str = "narrow"
     training: str = "target"
@@ -119,7 +125,7 @@ class _AlphaFile:
             training=self.training,
             trained_tokens=self.trained_tokens,
         )
-        alpha = replace(self.alpha, source="measured")
+        alpha = Estimate(self.alpha.value, self.alpha.std, "measured")
         return AcceptanceObservation(self.architecture, alpha, context)
 
 

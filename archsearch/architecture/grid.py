@@ -166,8 +166,7 @@ def priced(op: Op, price: Callable[[Sequence[Op]], Sequence[float]]) -> Any:
     """Seconds of an op whose sizes may be arrays, of the arrays' shape. `price`: seconds of each of
     several ops."""
     sizes = {field.name: getattr(op, field.name) for field in fields(op)}
-    names = [name for name, value in sizes.items() if isinstance(value, np.ndarray)]
-    if not names:
+    if not (names := [name for name, value in sizes.items() if isinstance(value, np.ndarray)]):
         return price([op])[0]
     arrays = tuple(sizes[name] for name in names)
     alike, where = _distinct(*arrays)

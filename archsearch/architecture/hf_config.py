@@ -120,8 +120,7 @@ def from_hf_config(config: Config) -> Architecture:
 
 def _skewed(ours: object, arch: Architecture) -> Architecture:
     """`arch` with the routing skew that `archsearch.routing_skew` in config.json names."""
-    skew = ours.get("routing_skew") if isinstance(ours, Mapping) else None
-    if skew is None:
+    if (skew := ours.get("routing_skew") if isinstance(ours, Mapping) else None) is None:
         return arch
     if isinstance(skew, bool) or not isinstance(skew, int | float) or not 0 <= skew <= MOST_SKEW:
         raise InvalidShapeError(
@@ -202,8 +201,7 @@ def _windows(config: Config, model_type: str, layers: int) -> list[int | None]:
     if window is None or (qwen and not config.get("use_sliding_window", False)):
         return [None] * layers
     # AutoConfig turns a mistral with layer_types into a ministral
-    types = config.get("layer_types")
-    if types is None:
+    if (types := config.get("layer_types")) is None:
         first = config.get("max_window_layers", 28) if qwen else 0
         return [window if layer >= first else None for layer in range(layers)]
     if len(types) != layers or set(types) - {"sliding_attention", "full_attention"}:

@@ -67,8 +67,7 @@ def weight_format(quantisation: object) -> str:
     )
     if not method and "quant_algo" in quantisation:
         method = "modelopt"
-    reader = _QUANTISED.get(method.removesuffix("-marlin"))
-    if reader is None:
+    if (reader := _QUANTISED.get(method.removesuffix("-marlin"))) is None:
         if method:
             return f"quant_method {method!r}"
         return "a quantization_config without quant_method"
@@ -126,8 +125,7 @@ def _compressed(quantisation: Config) -> str:
 
 
 def _modelopt(quantisation: Config) -> str:
-    algorithm = quantisation.get("quant_algo")
-    if algorithm is None:
+    if (algorithm := quantisation.get("quant_algo")) is None:
         return _compressed(quantisation)
     return _MODELOPT.get(str(algorithm).upper(), f"quant_algo {algorithm!r}")
 

@@ -101,14 +101,12 @@ def found_for(name: str, target: Architecture, families: Sequence[str]) -> list[
 def found_as(hub_id: str, name: str, target: Architecture, kind: str = "") -> Found | None:
     """The published drafter called `hub_id` for a target, of the family `kind` where one is said;
     None where the table has no such row. Raises ArchsearchError where it was made for others."""
-    rows = published_as(hub_id)
-    if not rows:
+    if not (rows := published_as(hub_id)):
         return None
     if kind and not any(row.family == kind for row in rows):
         raise ArchsearchError(f"{hub_id} is a drafter of the family {rows[0].family}, not {kind}")
     rows = tuple(row for row in rows if kind in ("", row.family))
-    mine = [row for row in rows if row in published_for(name, target)]
-    if not mine:
+    if not (mine := [row for row in rows if row in published_for(name, target)]):
         made_for = ", ".join(dict.fromkeys(target for row in rows for target in row.targets))
         raise ArchsearchError(
             f"{hub_id} was made for {made_for}, not for {name}; choose a drafter of this target"

@@ -122,8 +122,7 @@ def _added(data: Mapping[str, object]) -> Device:
             raise ValueError(f"{name} must be a positive number, got {value!r}")
     if not device.flops_per_s:
         raise ValueError("flops_per_s must give the peak of at least one dtype")
-    unknown = set(device.flops_per_s) - set(DTYPE_BYTES)
-    if unknown:
+    if unknown := set(device.flops_per_s) - set(DTYPE_BYTES):
         raise ValueError(
             f"flops_per_s has unknown dtypes {', '.join(sorted(unknown))}; use"
             f" {', '.join(DTYPE_BYTES)}"

@@ -295,8 +295,7 @@ class _Nvml:
             return [whole]
         found = []
         for number in range(self.ask("DeviceGetMaxMigDeviceCount", handle) or 0):
-            part = self.ask("DeviceGetMigDeviceHandleByIndex", handle, number)
-            if part is not None:
+            if (part := self.ask("DeviceGetMigDeviceHandleByIndex", handle, number)) is not None:
                 cut = self.describe(part, whole.index, whole.driver)
                 profile = cut.name.partition(" MIG ")[2] or f"{cut.memory_bytes / 2**30:.0f} GiB"
                 found.append(dataclasses.replace(cut, mig=profile))
@@ -436,8 +435,7 @@ def idle_gpu(
     2 s. Raises ArchsearchError naming the processes where
     all of them are busy (`allow_busy`: takes the first and says nothing).
     """
-    gpus = [gpu for gpu in visible_gpus() if matches(device, gpu)]
-    if not gpus:
+    if not (gpus := [gpu for gpu in visible_gpus() if matches(device, gpu)]):
         raise MissingDataError(
             f"no {device.name} is visible here: {gpu_problem() or 'another GPU is'}"
         )
