@@ -51,6 +51,11 @@ def build(folder: Path, version: str) -> Path:
     for name, run in (("run", "a"), ("climb", "climb"), ("gpu", "gpu")):
         if (old / name).is_dir():
             shutil.copytree(old / name, world / "runs" / run)
+    info = yaml.safe_load((old / "run" / "run.yaml").read_text())
+    (profile,) = (world / "profiles").glob("*/*")  # as if copied from where the run was made
+    moved = world / "profiles" / info["device"]["key"] / Path(info["profile"]["folder"]).name
+    if not moved.exists():
+        shutil.copytree(profile, moved)
     shutil.copytree(old / "export", world / "export")
     shutil.copyfile(
         old / "run" / "best" / "1" / "model.safetensors", world / "export" / "model.safetensors"
