@@ -358,7 +358,7 @@ def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
     return result
 
 
-def seen_words(trainer: DraftTrainer, folder: Path, file: Path | None) -> str | None:
+def seen_words(trainer: DraftTrainer, folder: Path, file: Path | None = None) -> str | None:
     """Why the prompts that confirm, those of a `file` or held-out ones, were seen when the draft in
     `folder` was trained or chosen; None where neither has seen them."""
     prompts, training = trainer.prompts, read_training(folder)

@@ -54,16 +54,16 @@ def test_a_prompt_file_is_never_called_held_out(with_run: Path) -> None:
     lines = (with_run / "prompts.jsonl").read_text().splitlines(keepends=True)
     new = [json.dumps({"prompt": f"A question that nobody asked, {number}?"}) for number in (1, 2)]
     (with_run / "mine.jsonl").write_text("".join(lines[1:4]) + "\n".join(new))
-    asked = ("confirm", "runs/a", "--count", "2", "--prompts", "mine.jsonl", "--json")
+    asked = ("confirm", "runs/a", "--count", "5", "--prompts", "mine.jsonl", "--json")
     found = from_data(Confirmed, last_json(call(*asked)))
     assert "trained or chosen on 3 of these 5 prompts" in str(found.prompts_seen)
     text = confirm_text(found, Path("runs/a"), 1)
     call("export", "runs/a", "--output", "out")
     report = Path("runs/a/report.html").read_text()
     for said in (text, report, Path("out/README.md").read_text()):
-        assert "2 held-out prompts" not in said
-    assert "2 prompts of mine.jsonl" in report and "3 of these 5 prompts" in report
-    assert "2 prompts of mine.jsonl" in Path("out/README.md").read_text()
+        assert "held-out prompts, interleaved" not in said and "5 held-out prompts" not in said
+    assert "5 prompts of mine.jsonl" in report and "3 of these 5 prompts" in report
+    assert "5 prompts of mine.jsonl" in Path("out/README.md").read_text()
     measured = ("acceptance", "--target", "target", "--draft", "runs/a/best/1", "--prompts")
     assert "chosen on 3 of these 5 prompts" in call(*measured, "mine.jsonl").stdout
     (with_run / "new.jsonl").write_text("\n".join(new))
