@@ -17,6 +17,8 @@ from archsearch.engine_rounds import EngineRounds
 from archsearch.errors import ArchsearchError
 from archsearch.models.files import HEAD_FAMILIES
 from archsearch.models.targets import TargetRef
+from archsearch.report.phrases import shell_path
+from archsearch.runs.run import open_run
 from archsearch.runs.tables import RankedFamily
 from archsearch.search.objective import Score
 from archsearch.search.ranking import best_of_each
@@ -155,9 +157,11 @@ def check_independent(score: Score, what: str, run: Path) -> None:
         gamma = f" --gamma {score.gamma}" if what == "training" else ""
         raise ArchsearchError(
             f"{name}: such drafters are named by their family, not by rank: archsearch {command}"
-            f" {run} --family {score.family}{gamma}"
+            f" {shell_path(run)} --family {score.family}{gamma}"
         )
+    own = [each for each in open_run(run).scores() if each.family == INDEPENDENT]
+    other = f"; rank {own[0].rank} is one: --rank {own[0].rank}" if own else ""
     raise ArchsearchError(
-        f"{name}: {what} is done for independent drafts, EAGLE-3, P-EAGLE and Medusa heads only"
-        " (docs/families.md)"
+        f"{name}: {what} is done for independent drafts, EAGLE-3, P-EAGLE and Medusa heads"
+        f" only{other}"
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from archsearch.models.targets import resolve_drafter, resolve_target
+from archsearch.report.phrases import shell_path
 from archsearch.search.objective import Score
 from tests.cli.commands import GPU_SEARCH, call, last_json, refused
 
@@ -84,13 +85,14 @@ def test_what_is_not_done_by_rank_is_one_line_that_names_the_command(
     ]
     eagle3 = str(made[0]["rank"])
     for arguments in (("train", str(run)), ("export", str(run), "--output", str(tmp_path / "out"))):
-        assert "is done for independent drafts, EAGLE-3, P-EAGLE and Medusa heads only" in refused(
-            *arguments, "--rank", ngram
+        assert (
+            "is done for independent drafts, EAGLE-3, P-EAGLE and Medusa heads only; rank"
+            in refused(*arguments, "--rank", ngram)
         )
-    assert f"archsearch confirm {run} --family ngram" in refused(
+    assert f"archsearch confirm {shell_path(run)} --family ngram" in refused(
         "confirm", str(run), "--rank", ngram
     )
-    assert f"archsearch train {run} --family eagle3 --gamma " in refused(
+    assert f"archsearch train {shell_path(run)} --family eagle3 --gamma " in refused(
         "train", str(run), "--rank", eagle3
     )
     assert f"archsearch export {run} --family medusa" in refused(

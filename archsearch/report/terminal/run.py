@@ -12,6 +12,7 @@ from archsearch.drafters.registry import family as family_class
 from archsearch.drafts.heads import HeadAcceptance, HeadPlan
 from archsearch.engine_facts import engine_facts
 from archsearch.estimate import Estimate
+from archsearch.needs import NOTHING
 from archsearch.progress import human_time
 from archsearch.recipes.plan import Recipe
 from archsearch.records import Inline, Maybe
@@ -259,8 +260,12 @@ def schedule_text(result: Scheduled) -> str:
     one_gamma = facts.make and not facts.in_process and not facts.schedules
     engine = facts.name if one_gamma else "vllm --schedule"
     after = f"confirm {shell_path(result.run)} --rank {result.rank} --engine {engine}"
+    able = largest_gamma(schedule.ranges, 0) > 0
     if result.rank is None:
         after = f"export {shell_path(result.run)} --family {result.family} --output DIR"
+    else:  # confirmed by rank are drafts of the run itself
+        score = open_run(result.run).score(result.rank)
+        able &= score.drafter is None and (score.needs or NOTHING).kind != "exists"
     lines = [
         f"Draft {result.architecture}, {schedule.engine}. Latencies: {schedule.latency}.",
         "",
@@ -271,7 +276,7 @@ def schedule_text(result: Scheduled) -> str:
         f"{result.as_engine}.",
         *([f"{adaptive.words}."] if adaptive is not None else []),
         *([f"WARNING: {result.warning}."] if result.warning else []),
-        *(["", f"Next: archsearch {after}"] if largest_gamma(schedule.ranges, 0) else []),
+        *(["", f"Next: archsearch {after}"] if able else []),
     ]
     return "\n".join(lines)
 
