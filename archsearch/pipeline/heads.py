@@ -25,7 +25,7 @@ from archsearch.drafts.heads import (
 from archsearch.drafts.records import TrainedDraft, load_trained
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import engine_facts
-from archsearch.errors import ArchsearchError
+from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.models.files import HEAD_FAMILIES, HeadFamily, head_family_of
 from archsearch.models.targets import resolve_drafter
@@ -33,9 +33,9 @@ from archsearch.pipeline.chains import Replays
 from archsearch.pipeline.climb.race import HeadRungs
 from archsearch.pipeline.session import SearchSession
 from archsearch.pipeline.untrained import LOOKUPS, drafter_of, lookup_in, replayed
-from archsearch.records import load, save
+from archsearch.records import save
 from archsearch.runs.candidate import read_training
-from archsearch.runs.tables import FAMILIES_FILE, FamilyRow, families_of
+from archsearch.runs.tables import FAMILIES_FILE, FamilyRow
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import tau_estimate
 
@@ -146,11 +146,13 @@ def head_score(
 
 
 def served_gamma(path: Path, head: TrainedHead) -> int:
-    """Draft tokens a round that a run's head is served with unless something else is asked: what
-    the run's last table of families found best, else all that it was trained for."""
-    rows = load(path / FAMILIES_FILE, "families of the run", families_of) or ()
-    best = next((row.gamma for row in rows if row.family == head.plan.family), head.plan.gamma)
-    return min(best, head.plan.gamma)
+    """Draft tokens a round that a run's head is served with unless something else is asked: the
+    best by held-out text in the run's engine; where its profile is gone all that it was trained
+    for."""
+    try:
+        return head_score(SearchSession.reopen(path), head).gamma
+    except MissingDataError:
+        return head.plan.gamma
 
 
 def write_family_table(

@@ -35,7 +35,7 @@ from archsearch.pipeline.confirm import (
     trained_of,
 )
 from archsearch.pipeline.engine_ways import write_engines
-from archsearch.pipeline.heads import USUAL_GAMMA, head_score, served_gamma
+from archsearch.pipeline.heads import USUAL_GAMMA, head_score
 from archsearch.pipeline.in_engine import (
     Bench,
     EngineChoice,
@@ -224,7 +224,7 @@ def _candidate(bench: Bench, family: str, request: FamilyRequest) -> _Candidate:
             return scorer.measured(draft.architecture, draft.alpha, draft.tau, gammas=[gamma])
 
         return _Candidate(family, draft.folder, gamma, measured)
-    return _head(session, request, run_head(session.run.path, family))
+    return _head(bench, request, run_head(session.run.path, family))
 
 
 def _ranked(session: SearchSession, family: str) -> Score | None:
@@ -256,9 +256,10 @@ def _chain(bench: Bench, request: FamilyRequest, draft: TrainedDraft) -> _Candid
     )
 
 
-def _head(session: SearchSession, request: FamilyRequest, head: TrainedHead) -> _Candidate:
+def _head(bench: Bench, request: FamilyRequest, head: TrainedHead) -> _Candidate:
+    session, family = bench.session, head.plan.family
     resolve_drafter(str(head.folder), session.target)  # of another target it raises
-    gamma, family = request.gamma or served_gamma(session.run.path, head), head.plan.family
+    gamma = request.gamma or head_score(session, head, scorer=bench.scorer()[0]).gamma
     if gamma > head.plan.gamma:
         raise ArchsearchError(
             f"the {family} head was trained for gamma {head.plan.gamma}, got gamma {gamma}"
