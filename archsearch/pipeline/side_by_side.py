@@ -57,7 +57,15 @@ from archsearch.records import as_data, save
 from archsearch.report.phrases import shell_path
 from archsearch.runs.confirmed import Exact
 from archsearch.runs.run import open_run
-from archsearch.runs.tables import COMPARISON_FILE, EngineComparison, Order, Rival, Silent, Swap
+from archsearch.runs.tables import (
+    BESIDE_FILE,
+    COMPARISON_FILE,
+    EngineComparison,
+    Order,
+    Rival,
+    Silent,
+    Swap,
+)
 from archsearch.search.objective import Score, Scorer
 
 # of the predicted acceptance at position 1, besides what counting few rounds leaves open
@@ -178,12 +186,12 @@ def confirm_families(
         latency=words,
         profile_first=profile_first(session, scorer, name, dtype),
     )
-    path = session.run.path
-    where = bench.file_name
+    path, where = session.run.path, bench.file_name
+    shared = ("dtype", "profile_first", "prompts_file")
+    more = {name: value for name in shared if (value := getattr(compared, name)) is not None}
     for row in rows:
         if row.family != "independent":
-            file = path / "heads" / row.family / f"confirmed-{where}.json"
-            save(file, as_data(row) | {"dtype": dtype})
+            save(path / BESIDE_FILE.format(family=row.family, engine=where), as_data(row) | more)
     save(path / COMPARISON_FILE.format(engine=where), compared)
     write_engines(session)
     write_report(open_run(path))

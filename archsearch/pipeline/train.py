@@ -23,6 +23,7 @@ from archsearch.models.targets import resolve_drafter
 from archsearch.needs import Needs
 from archsearch.pipeline.acceptance import AcceptanceRequest, find_draft, record, written_text
 from archsearch.pipeline.candidates import copy_draft, set_gamma, write_report
+from archsearch.pipeline.chains import CHAIN
 from archsearch.pipeline.confirm import check_tokenizer
 from archsearch.pipeline.families import INDEPENDENT, check_independent
 from archsearch.pipeline.heads import HEAD_GAMMA, compare_families
@@ -36,7 +37,13 @@ from archsearch.runs.candidate import (
     TrainingRecord,
     read_training,
 )
-from archsearch.runs.tables import FAMILIES_FILE, TEXT_VERDICT_FILE, TextStand, TextVerdict
+from archsearch.runs.tables import (
+    FAMILIES_FILE,
+    TEXT_VERDICT_FILE,
+    TextStand,
+    TextVerdict,
+    forget,
+)
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import logit, logit_std, moved, tau_estimate
 from archsearch.text.prompt_set import answer_faults, prompt_faults
@@ -109,6 +116,7 @@ def train_rank(path: Path, rank: int, budget_s: float, taken: Taken | None = Non
     )
     copy_draft(draft.folder, session.run.best_dir(rank))
     set_gamma(session.run.best_dir(rank), renewed.gamma)
+    forget(path, INDEPENDENT, CHAIN)
     write_report(session.run, session)
     training = TrainingRecord.from_dict(read_json(draft.folder / TRAINING_FILE, "training record"))
     kinds = draft.alpha_by_category
@@ -199,6 +207,7 @@ def _take_head(
     run.write_best(renewed, None, vllm_config(family, str(head.folder), renewed.gamma))
     if (run.path / FAMILIES_FILE).is_file():
         compare_families(run.path)
+    forget(run.path, family)
     write_report(run, session)
     training = TrainingRecord(shape, tokens, 0.0, said | {"tokens": tokens}, tuple(looks))
     training = replace(training, taken_from=said["taken_from"])
@@ -255,6 +264,7 @@ def train_family(path: Path, plan: HeadPlan, budget_s: float) -> HeadAnswer:
     budget_s = _left_after_text(trainer, budget_s)
     spent = _spent(path, plan)
     trained = heads.train(plan, spent + budget_s, session.request.seed)
+    forget(path, plan.family)
     if (path / FAMILIES_FILE).is_file():  # with the head as it is now
         compare_families(path)
     write_report(session.run, session)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -22,6 +22,7 @@ from archsearch.runs.confirmed import CONFIRMED_FILE, LOAD_FILES, Confirmed, Loa
 from archsearch.runs.run import COMPARE_FILE, RUNGS_FILE, Run
 from archsearch.runs.state import ClimbState
 from archsearch.runs.tables import (
+    BESIDE_FILE,
     BUDGETS_FILE,
     COMPARISON_FILES,
     CURVES_FILE,
@@ -42,7 +43,6 @@ from archsearch.schedule import GammaSchedule
 from archsearch.search.objective import Score, grouped
 
 _T = TypeVar("_T")
-_CONFIRMED: Final = {field.name for field in fields(Confirmed)}
 # acceptance by position is drawn at least so far: what a larger gamma would find
 POSITIONS: Final = 4
 
@@ -52,7 +52,7 @@ class Shown(Candidate):
     """One rank of a run with all that was read of its folder.
 
     `trained_by`: training.json, None where it was not trained; `confirmed`: confirmed.json, or of
-    what needs no weights its row in heads/comparison-<engine>.json;
+    what needs no weights heads/<family>/confirmed-<engine>.json;
     `replayed`: acceptance by position from the trace on held-out text at the score's gamma;
     `replayed_on`: the same in blocks of at least POSITIONS; `group`: candidates with the same
     number are tied with the best of that group; `loads`: load-<engine>.json, by name of
@@ -178,15 +178,13 @@ def read_run(run: Run) -> Reading:
         return load_or_note(run.path / name, what, kind, problems)
 
     trainings = run.path.glob("finalists/*/training.json")
-    sides = _every(
-        run.path.glob(COMPARISON_FILES), "comparison of families", EngineComparison, problems
-    )
+    sides = run.path.glob(COMPARISON_FILES)
     return Reading(
         [
             replace(
                 item,
                 group=numbers[item.rank],
-                confirmed=item.confirmed or beside(run, item.score, sides),
+                confirmed=item.confirmed or beside(run, item.score),
             )
             for item in found
         ],
@@ -197,25 +195,19 @@ def read_run(run: Run) -> Reading:
         read(CURVES_FILE, "curves", Curves),
         read(COMPARE_FILE, "comparison", Comparison),
         read(FAMILIES_FILE, "families of the run", families_of) or (),
-        tuple(sides),
+        tuple(_every(sides, "comparison of families", EngineComparison, problems)),
         read(BUDGETS_FILE, "budgets", Budgets),
         read(ENGINES_FILE, "engines of the run", EngineWays),
     )
 
 
-def beside(run: Run, score: Score, compared: Iterable[EngineComparison]) -> Confirmed | None:
-    """What the run's engine measured of a drafter without weights beside the target alone."""
+def beside(run: Run, score: Score) -> Confirmed | None:
+    """What the run's engine measured last of a drafter without weights beside the target alone."""
     if score.needs is None or score.needs.kind != "nothing":
         return None
     engine = run.arguments.get("engine") or "transformers"
-    for item in compared:
-        for row in item.rivals:
-            if (item.engine, item.dtype, row.family) == (engine, run.dtype, score.family):
-                own = {name: value for name, value in vars(row).items() if name in _CONFIRMED}
-                shared = "dtype", "profile_first", "prompts_file"
-                own |= {name: getattr(item, name) for name in shared}
-                return Confirmed(**own, rank=score.rank)
-    return None
+    path = run.path / BESIDE_FILE.format(family=score.family, engine=engine)
+    return load_or_note(path, "confirmation", Confirmed, [])  # one that proposed nothing is none
 
 
 def _every(

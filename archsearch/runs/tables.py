@@ -4,7 +4,7 @@ heads/comparison-<engine>.json), schedule.json and text_verdict.json."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self, get_args
 
@@ -160,6 +160,7 @@ class EngineWays:
 FAMILIES_FILE: Final = "families.json"
 COMPARISON_FILE: Final = "heads/comparison-{engine}.json"
 COMPARISON_FILES: Final = "heads/comparison-*.json"
+BESIDE_FILE: Final = "heads/{family}/confirmed-{engine}.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,6 +282,19 @@ class EngineComparison:
     def rivals(self) -> list[Rival]:
         """Those that drafted."""
         return [row for row in self.rows if isinstance(row, Rival)]
+
+
+def forget(run: Path, *families: str) -> None:
+    """Drop what engines measured side by side of drafters of these families, whose weights are
+    others now."""
+    for path in run.glob(COMPARISON_FILES):
+        found = records.load_or_note(path, "comparison of families", EngineComparison, [])
+        rows = [row for row in found.rows if row.family not in families] if found else []
+        if found and len(rows) < len(found.rows):
+            records.save(path, replace(found, rows=tuple(rows), order=None))
+    for family in families:
+        for path in run.glob(BESIDE_FILE.format(family=family, engine="*")):
+            path.unlink()
 
 
 def families_of(data: Any) -> tuple[FamilyRow, ...]:

@@ -10,11 +10,12 @@ import pytest
 
 from archsearch.engines.measure.results import Identity
 from archsearch.estimate import Estimate
+from archsearch.records import as_data, load, save
 from archsearch.report.families import with_heads
 from archsearch.report.headline import Headline
 from archsearch.report.reading import beside
 from archsearch.runs.run import Run
-from archsearch.runs.tables import EngineComparison, FamilyRow, Rival
+from archsearch.runs.tables import EngineComparison, FamilyRow, Rival, forget
 from archsearch.search.objective import Score
 
 
@@ -89,22 +90,36 @@ def test_the_best_head_is_named_once_and_what_engines_measured_follows(head: flo
 
 
 @pytest.mark.parametrize(
-    ("family", "kind", "dtype", "seen"),
+    ("family", "kind", "seen"),
     [
-        ("ngram", "nothing", "float32", True),
-        ("ngram", "nothing", "bfloat16", False),
-        ("early_exit", "nothing", "float32", False),
-        ("ngram", "training", "float32", False),
+        ("ngram", "nothing", True),
+        ("early_exit", "nothing", False),
+        ("ngram", "training", False),
     ],
 )
 def test_what_needs_no_weights_is_confirmed_beside_the_target(
-    family: str, kind: str, dtype: str, seen: bool
+    tmp_path: Path, family: str, kind: str, seen: bool
 ) -> None:
     """`confirm --family ngram` had measured it, and `report` went on with what was predicted."""
-    run = cast(Run, SimpleNamespace(arguments={"engine": "vllm"}, dtype=dtype))
+    run = cast(Run, SimpleNamespace(path=tmp_path, arguments={"engine": "vllm"}))
+    for name, value in (("openvino", 1.1), ("vllm", 1.3)):
+        (row,) = ran(name, 8, ngram=value).rivals
+        save(tmp_path / f"heads/ngram/confirmed-{name}.json", as_data(row) | {"dtype": "float32"})
     score = cast(Score, SimpleNamespace(family=family, rank=2, needs=SimpleNamespace(kind=kind)))
-    found = beside(run, score, [ran("openvino", 5, ngram=1.1), ran("vllm", 8, ngram=1.3)])
+    found = beside(run, score)
     assert (found is not None) == seen
     if found is not None:
-        assert (found.speedup.value, found.prompts, found.rank) == (1.3, 8, 2)
+        assert (found.speedup.value, found.prompts) == (1.3, 8)
         assert (found.engine, found.dtype, found.undecided) == ("vllm", "float32", None)
+
+
+def test_what_was_measured_of_other_weights_is_dropped(tmp_path: Path) -> None:
+    """After `train` the report still led with tokens per second of the weights before."""
+    save(tmp_path / "heads/comparison-vllm.json", ran("vllm", 8, independent=1.4, ngram=1.1))
+    save(tmp_path / "heads/eagle3/confirmed-vllm.json", {})
+    forget(tmp_path, "independent", "chain")
+    left = load(tmp_path / "heads/comparison-vllm.json", "comparison", EngineComparison)
+    assert left is not None and [row.family for row in left.rows] == ["ngram"]
+    assert (tmp_path / "heads/eagle3/confirmed-vllm.json").is_file()
+    forget(tmp_path, "eagle3")
+    assert not (tmp_path / "heads/eagle3/confirmed-vllm.json").is_file()

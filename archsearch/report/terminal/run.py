@@ -265,7 +265,8 @@ def schedule_text(result: Scheduled) -> str:
         after = f"export {shell_path(result.run)} --family {result.family} --output DIR"
     else:  # confirmed by rank are drafts of the run itself
         score = open_run(result.run).score(result.rank)
-        able &= score.drafter is None and (score.needs or NOTHING).kind != "exists"
+        there = (score.needs or NOTHING).kind == "exists" and score.alpha.source != "measured"
+        able &= score.drafter is None and not there
     lines = [
         f"Draft {result.architecture}, {schedule.engine}. Latencies: {schedule.latency}.",
         "",
