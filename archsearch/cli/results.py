@@ -38,7 +38,11 @@ from archsearch.errors import ArchsearchError
         " batch size, the confirmed one, the score's).",
         o.GAMMA,
     ),
-    o.opt("--draft-dtype", "Of a GGUF: float16 (the default), q8_0, q4_0, ...", o.DTYPE),
+    o.opt(
+        "--draft-dtype",
+        "Of a GGUF: q8_0, q4_0, ... (default: as confirmed last, else float16).",
+        o.DTYPE,
+    ),
     o.opt("--family", "A trained head instead: eagle3, peagle or medusa.", o.FAMILY, "independent"),
     o.opt("--allow-untrained", "Export a candidate without weights: its shape only.", bool),
 )

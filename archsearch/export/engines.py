@@ -377,7 +377,8 @@ def llama_cpp(setup: Setup) -> Serving:
     draft, gamma = str(setup.folder / GGUF_FILE), str(tokens)
     kind = "draft-simple" if setup.family == INDEPENDENT else f"draft-{setup.family}"
     lookup = ENGINES["llama.cpp"].newest_ngram
-    named = ("`TARGET.gguf` is the target in GGUF.",) * (setup.target_gguf == "TARGET.gguf")
+    own = "`TARGET.gguf` is the target in GGUF, in the precision that was measured."
+    named = (own,) * (setup.target_gguf == "TARGET.gguf")
     notes = (
         "Measure before you serve: on a CPU llama.cpp's pass over several tokens can cost several"
         " times its pass over one, and a draft that pays elsewhere may slow it down (`archsearch"

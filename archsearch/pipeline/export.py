@@ -22,6 +22,7 @@ from archsearch.export.card import (
 from archsearch.export.engines import DEFAULT_ENGINES, check_engines
 from archsearch.export.folder import export
 from archsearch.models.files import has_tokenizer, head_family_of
+from archsearch.models.gguf_file import read_gguf
 from archsearch.models.targets import resolve_drafter, resolve_target
 from archsearch.pipeline.candidates import serving_ranks
 from archsearch.pipeline.families import INDEPENDENT, check_independent
@@ -34,6 +35,7 @@ from archsearch.runs.confirmed import LOAD_FILES, Confirmed, LoadRecord
 from archsearch.runs.run import Run, open_run
 from archsearch.runs.tables import SCHEDULE_FILE, read_schedule
 from archsearch.schedule import GammaSchedule, gamma_at, largest_gamma
+from archsearch.workload import GGUF_DTYPES
 
 
 def export_rank(
@@ -54,7 +56,7 @@ def export_rank(
     schedule's at the batch size that the run was asked for, else the one confirmed in the one
     engine of `engines`, else in the run's, else the score's). An untrained candidate is refused
     unless `allow_untrained`, which exports its shape.
-    `draft_dtype`: of a GGUF (None: float16).
+    `draft_dtype`: of a GGUF (None: as it was confirmed last, else float16).
     """
     engines = check_engines(engines)
     run = open_run(path)
@@ -72,6 +74,9 @@ def export_rank(
     draft_dtype = draft_dtype or run.draft_dtype
     ran = _confirmed_in(candidate, draft_dtype)
     found = ran.get(engines[0]) if len(engines) == 1 else None
+    as_gguf = next((each for each in ran.values() if engine_facts(each.engine).gguf), None)
+    if as_gguf is not None:
+        draft_dtype = gguf_dtype(as_gguf)
     record = _draft_record(run, candidate, found or run.confirmed(rank))
     stops = {
         engine: (row.gamma, row.stops_below)
@@ -84,7 +89,8 @@ def export_rank(
     draft = ExportSource(
         candidate.folder, gamma, planned, record=record, full_head=full_head, stops=stops
     )
-    source = _beside_target(draft, run, engines, draft_dtype)
+    ran_in = as_gguf.dtype if as_gguf is not None else run.dtype
+    source = _beside_target(draft, run, engines, draft_dtype, ran_in)
     note = _head_note(candidate, source.dtype, full_head)
     if not candidate.has_weights:
         note = f"It holds a shape without weights; to train it: {train}. {note}"
@@ -104,14 +110,23 @@ def export_rank(
 
 
 def _beside_target(
-    draft: ExportSource, run: Run, engines: Sequence[str], draft_dtype: str | None
+    draft: ExportSource,
+    run: Run,
+    engines: Sequence[str],
+    draft_dtype: str | None,
+    ran_in: str,
 ) -> ExportSource:
-    """A drafter of a run beside the run's target, as it was searched for."""
+    """A drafter of a run beside the run's target, as it was searched for; `ran_in`: the precision
+    in which an engine on GGUF files measured it, or the run's."""
     from archsearch.models.load import load_tokenizer, packaged_gguf
 
     ref = resolve_target(run.arguments["target"])
     gguf = any(engine_facts(engine).gguf for engine in engines)
-    packaged = ref.weights if gguf and ref.folder is None else None  # it comes in one, or is one
+    file = None
+    if gguf and ref.folder is None and ref.weights:  # it comes in one, or is one
+        file = packaged_gguf(ref.name, ref.weights)
+        if ran_in in GGUF_DTYPES and read_gguf(file).dtype != ran_in:
+            file = None  # another model than the one that was measured
     # a head's GGUF holds the target's tokenizer
     asks, tokenizer = gguf if draft.family != INDEPENDENT else not has_tokenizer(draft.draft), None
     if asks:
@@ -122,7 +137,7 @@ def _beside_target(
         target=ExportTarget(
             ref.place or ref.name,
             tokenizer,
-            packaged_gguf(ref.name, packaged) if packaged else None,
+            file,
         ),
         dtype=run.dtype or "bfloat16",
         tensor_parallel=serving_ranks(run),
@@ -143,15 +158,15 @@ def _draft_record(run: Run, candidate: Candidate, found: Confirmed | None) -> Dr
 
 
 def _confirmed_in(candidate: Candidate, draft_dtype: str | None) -> dict[str, Confirmed]:
-    """By engine the last confirmation of these weights, as GGUF in the precision that is
-    written."""
-    found, written = {}, draft_dtype or ExportSource.gguf_dtype
+    """By engine the last confirmation of these weights, as GGUF in `draft_dtype` where one is
+    asked for."""
+    found = {}
     paths = candidate.folder.glob("confirmed-*.json")
     for path in sorted(paths, key=lambda path: path.stat().st_mtime):
         known = load_or_note(path, "confirmation", Confirmed, [])
         if known is None or known.is_stale(candidate.score.alpha):
             continue
-        if not engine_facts(known.engine).gguf or gguf_dtype(known) == written:
+        if not engine_facts(known.engine).gguf or draft_dtype in (None, gguf_dtype(known)):
             found[known.engine] = known
     return found
 
@@ -248,6 +263,6 @@ def export_family(
     record = DraftRecord(training=trained.record, provenance={"run": run.info})
     schedules = GammaSchedule(planned)
     head = ExportSource(trained.folder, wanted, schedules, record=record, family=family)
-    made = str(export(_beside_target(head, run, able, draft_dtype), output, able))
+    made = str(export(_beside_target(head, run, able, draft_dtype, run.dtype), output, able))
     what = {"run": str(path), "family": family, "gamma": wanted}
     return {**what, "output": made, "engines": list(able)}

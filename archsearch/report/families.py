@@ -70,11 +70,15 @@ def with_heads(
     return replace(head, lines=lines, next=[*steps, *head.next])
 
 
-def _beside(run: Run, path: str, family: str) -> tuple[str, str]:
-    """Both in the run's engine, where archsearch starts it with such a head, else in vLLM."""
+def engine_of(run: Run, family: str) -> str:
+    """The run's engine, where archsearch starts it with such a head, else vLLM."""
     engine = str(run.arguments.get("engine") or "")
-    named = engine if engine in ENGINES and family in ENGINES[engine].confirms else "vllm"
-    command = f"archsearch confirm {path} --engine {named} --family {family} --family {INDEPENDENT}"
+    return engine if engine in ENGINES and family in ENGINES[engine].confirms else "vllm"
+
+
+def _beside(run: Run, path: str, family: str) -> tuple[str, str]:
+    both = f"--family {family} --family {INDEPENDENT}"
+    command = f"archsearch confirm {path} --engine {engine_of(run, family)} {both}"
     return "A head is above the draft on held-out text; run both in an engine", command
 
 

@@ -18,7 +18,7 @@ from archsearch.recipes.plan import Recipe
 from archsearch.records import Inline, Maybe
 from archsearch.report.confirmed import section_confirmed
 from archsearch.report.engines import fastest_lines
-from archsearch.report.families import compared_section
+from archsearch.report.families import compared_section, engine_of
 from archsearch.report.load import section_load
 from archsearch.report.phrases import exported_for, shell_path
 from archsearch.report.reading import read_run
@@ -181,7 +181,8 @@ def head_text(head: HeadAnswer) -> str:
         f"Draft tokens right on held-out text, given those before: {shares}",
         f"Tokens a round, predicted by gamma: {taus}",
         "",
-        f"Next: archsearch confirm {shell_path(head.run)} --family {head.family} --engine vllm",
+        f"Next: archsearch confirm {shell_path(head.run)} --family {head.family} --engine"
+        f" {engine_of(open_run(head.run), head.family)}",
         f"      archsearch export {shell_path(head.run)} --family {head.family} --output DIR",
     ]
     return "\n".join(lines)
