@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.drafts.growth import Growth
-from archsearch.errors import MissingDataError
+from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import write_json
 from archsearch.progress import ProgressLine, say
 from archsearch.records import load, save
@@ -175,6 +175,18 @@ class RunTexts:
             write_json(done, {"tokens": cache.written_tokens})
             self._caches["heldout"] = cache
         return self._read("heldout")
+
+    def check_prompts(self) -> None:
+        """Raise ArchsearchError where held-out text was written for other prompts than are held out
+        now: the file has changed, and drafts may have been trained on these."""
+        if not (self.folder / "heldout" / "done.json").exists():
+            return
+        now = {prompt.token_ids for prompt in self.encode(self.prompts.heldout)}
+        if any(s.prompt_ids not in now for s in self.heldout().sequences):
+            raise ArchsearchError(
+                f"the texts of {self.folder} were written for other prompts than are held out now:"
+                " bring their file back, or search anew with another --run"
+            )
 
     def choosing(self) -> TextCache:
         """The part of the held-out text that drafts are compared and chosen on; the other prompts

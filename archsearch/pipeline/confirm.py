@@ -235,7 +235,8 @@ def confirm_rank(
         assert score.round_s is not None
         passes = score.draft_s.value + score.verify_s.value
         added = replace(score.round_s, value=score.round_s.value - passes)
-        counted = score.speedup.value * stopped.tau.value / score.tau.value
+        tau = stopped.tokens_per_step or stopped.tau.value  # predicted is of all passes
+        counted = score.speedup.value * tau / score.tau.value
         own_beside = _Beside.at(score, counted, added)
         unsure = _by_prompt(case, own_beside, stopped, context, slowdown, stops.rule.least)
         gain = stops.gain(replays.fixed)
@@ -275,6 +276,8 @@ def answers_of(session: SearchSession) -> Sampling:
 
 def confirming_prompts(trainer: DraftTrainer, file: Path | None, count: int) -> list[EnginePrompt]:
     """`count` prompts of `file`, or of the run's held-out ones, as an engine takes them."""
+    if file is None:
+        trainer.texts.check_prompts()
     chosen = read_prompts(file) if file else trainer.prompts.confirming
     encoded = spread(trainer.texts.encode(chosen), count)
     return [

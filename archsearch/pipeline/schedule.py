@@ -273,14 +273,13 @@ def schedule_head(
     Raises ArchsearchError where the run has no such head, or the engine takes no schedule for it.
     """
     trained = run_head(session.run.path, family)
-    gamma = trained.plan.gamma
+    most, name = trained.plan.gamma, trained.plan.family
     drafter = resolve_drafter(str(trained.folder), session.target).drafter
-    asked = _Asked(session, engine, drafter, f"the head with gamma {gamma}")
-    taus = {each: tau for each, tau in trained.taus.items() if each <= gamma}
-    name = trained.plan.family
+    asked = _Asked(session, engine, drafter, f"the head with gamma {most}")
+    taus = {each: tau for each, tau in trained.taus.items() if each <= most}
     return asked.plan(
         (drafter, trained.alpha, taus),
-        gamma,
+        asked.scorer.measured(drafter, trained.alpha, taus).gamma,
         batch_sizes,
         trained.folder,
         rank=None,

@@ -245,6 +245,7 @@ def read_looks(path: Path | None) -> list[TrainingLook]:
 def _left_after_text(trainer: DraftTrainer, budget_s: float) -> float:
     """What is left of `budget_s` for training: where the run has no text yet, the target writes it
     first, within its usual share."""
+    trainer.texts.check_prompts()
     try:
         trainer.texts.training()
     except MissingDataError:

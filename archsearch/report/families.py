@@ -166,15 +166,15 @@ def compared_section(item: EngineComparison) -> Section:
 
 
 def _tokens(row: Rival) -> Cell | str:
-    """Tokens a pass as predictions count them: of a lookup also where it finds nothing."""
-    lookup = row.family == "ngram" and row.tokens_per_step is not None
-    return f"{row.tokens_per_step:.2f}" if lookup else value_cell(row.tau)
+    """Tokens a pass as predictions count them: also where a lookup finds nothing."""
+    counted = row.tokens_per_step if row.family in ("ngram", "chain") else None
+    return value_cell(row.tau) if counted is None else f"{counted:.2f}"
 
 
 def _row_words(row: Rival | Silent) -> str:
     if isinstance(row, Silent):
         return row.note
-    share = row.drafting_share if row.family == "ngram" else None
+    share = row.drafting_share if row.family in ("ngram", "chain") else None
     parts = (
         "" if share is None else f"proposed in {share:.0%} of the steps; acceptance is of those",
         row.note,

@@ -49,6 +49,15 @@ def test_a_prompt_file_for_confirm(with_run: Path) -> None:
     assert "absent.jsonl" in refused("confirm", "runs/a", "--prompts", "absent.jsonl")
 
 
+def test_prompts_that_changed_since_the_text_was_written_are_refused(with_run: Path) -> None:
+    """The first line moved to the end: all that confirmed had trained the draft."""
+    file = with_run / "prompts.jsonl"
+    first, *rest = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([*rest, first]))
+    for asked in (("confirm", "runs/a"), ("train", "runs/a", "--budget", "1s")):
+        assert "written for other prompts than are held out now" in refused(*asked)
+
+
 def test_a_prompt_file_is_never_called_held_out(with_run: Path) -> None:
     """What trained the draft was reported as held-out prompts."""
     lines = (with_run / "prompts.jsonl").read_text().splitlines(keepends=True)
