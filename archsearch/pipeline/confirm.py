@@ -81,6 +81,7 @@ from archsearch.traffic.curve import speedup_when_off
 from archsearch.workload import GGUF_DTYPES
 
 UNDECIDED_FILE: Final = "undecided-{engine}.json"
+SLOWER_FILE: Final = "slower-{engine}.json"
 RIVAL_GAMMAS: Final = (1, 3, 5)
 STOPPING: Final = "stopping"  # of the draft that stops where unsure
 USUAL_COUNT: Final = 24  # prompts
@@ -334,30 +335,36 @@ def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
     """Write the confirmation where it belongs and return it; with `kept_earlier` where an earlier
     one keeps its place.
 
-    What decides nothing does not take the place of a decided one of the same weights in the same
-    engine: it is written beside it.
+    What decides nothing, or is slower at other gammas on the same prompts, does not take the place
+    of a decided one of the same weights in the same engine: it is written beside it.
     """
     name = case.bench.name
     own, beside = case.file("confirmed-{engine}.json"), case.file(UNDECIDED_FILE)
+    slower = case.file(SLOWER_FILE)
     main, last = (
         load_or_note(path, "confirmation", Confirmed, [])  # a broken one is replaced
         for path in (case.folder / CONFIRMED_FILE, own)
     )
     earlier = last or (main if case.bench.own_dtype else None)
-    if result.undecided and earlier and earlier.engine == name and not earlier.undecided:
-        if not earlier.is_stale(alpha):
+    if earlier and earlier.engine == name and not (earlier.undecided or earlier.is_stale(alpha)):
+        again = earlier.gamma in (result.gamma, *(row.gamma for row in result.other_gammas))
+        loses = not again and result.prompts_file == earlier.prompts_file
+        loses &= result.speedup.value < earlier.speedup.value
+        if result.undecided or loses:
+            why, file = ("decides", beside) if result.undecided else ("is faster", slower)
             words = (
-                f"The earlier confirmation in {name} decides ({earlier.speedup.value:.2f}x at gamma"
-                f" {earlier.gamma}) and stays in {own.name}; this one is in {beside.name}."
+                f"The earlier confirmation in {name} {why} ({earlier.speedup.value:.2f}x at gamma"
+                f" {earlier.gamma}) and stays in {own.name}; this one is in {file.name}."
             )
             result = replace(result, kept_earlier=words)
-            save(beside, result)
+            save(file, result)
             return result
     first = name == case.session.request.engine or main is None or main.engine == name
     if first and case.bench.own_dtype:
         save(case.folder / CONFIRMED_FILE, result)  # the run's own engine keeps this place
     save(own, result)
-    beside.unlink(missing_ok=True)
+    for file in (beside, slower):
+        file.unlink(missing_ok=True)
     return result
 
 

@@ -304,7 +304,8 @@ def _draft_words(lead: Shown, gamma: int) -> str:
 def _served_lines(run: Run, lead: Shown) -> list[str]:
     """The engine that the prediction is for, and what decides a round in it; nothing for runs of
     version 0.1.0."""
-    score, served = lead.score, run.profile.get("served")
+    ran = lead.confirmed.predicted if lead.confirmed is not None and lead.measured else None
+    score, served = ran or lead.score, run.profile.get("served")
     if served and score.drafter is not None and score.engine_version:
         # not how independent drafts run
         served = f"{score.engine} {score.engine_version}"

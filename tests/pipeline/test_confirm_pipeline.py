@@ -525,6 +525,21 @@ def test_another_engine_does_not_take_the_place_of_the_run_s_own(
 
 
 @pytest.mark.slow(own=True)
+def test_a_slower_gamma_does_not_replace_a_faster_one(session: SearchSession, made: Made) -> None:
+    """`--gamma 3` threw away gamma 1, which was faster, with the stopping rule beside it."""
+    confirm_rank(session, 2, gammas=(2,), prompt_count=4, choice=HERE)
+    path = Path("runs/a/best/2/confirmed-vllm.json")
+    own = read(str(path))
+    path.write_text(json.dumps({**own, "speedup": {**own["speedup"], "value": 99.0}}))
+    kept = read(str(path))
+    other = confirmed_data(session, 2, gammas=(3,), prompt_count=4, choice=HERE)
+    assert "is faster (99.00x at gamma 2) and stays" in other["kept_earlier"]
+    assert read(str(path)) == kept and read("runs/a/best/2/slower-vllm.json")["gamma"] == 3
+    confirm_rank(session, 2, gammas=(2,), prompt_count=4, choice=HERE)  # the same gamma again
+    assert read(str(path)) != kept and not Path("runs/a/best/2/slower-vllm.json").exists()
+
+
+@pytest.mark.slow(own=True)
 def test_what_decides_nothing_does_not_replace_what_decides(
     session: SearchSession, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
