@@ -154,11 +154,9 @@ def gguf_dtype(found: Confirmed) -> str:
 
 
 def exported_for(found: Confirmed) -> str:
-    """Options of `export` for the engine that ran it, where the usual ones are not for that."""
+    """The option of `export` for the engine that ran it, where the usual ones are not for that."""
     facts = ENGINES.get(found.engine)
-    if facts is None or not facts.gguf:
-        return ""
-    return f" --for {found.engine} --draft-dtype {gguf_dtype(found)}"
+    return f" --for {found.engine}" if facts is not None and facts.gguf else ""
 
 
 def shell_path(path: Path) -> str:

@@ -507,11 +507,9 @@ def test_what_ran_in_llamacpp_is_exported_for_it(tmp_path):
     """The usual export holds no GGUF: what had been confirmed was not in it."""
     run = make_run(tmp_path, "trained", trials=40)
     confirm(run)
-    for draft, written in (("", "q8_0"), ("q4_0", "q4_0")):
-        keep(run, 1, {**kept(run), "engine": "llama.cpp", "dtype": "q8_0", "draft_dtype": draft})
-        command = headline(run, read_run(run).candidates).next[0][1]
-        assert command.startswith("archsearch export")
-        assert command.endswith(f" --for llama.cpp --draft-dtype {written}")
+    keep(run, 1, {**kept(run), "engine": "llama.cpp", "dtype": "q8_0"})
+    command = headline(run, read_run(run).candidates).next[0][1]
+    assert command.startswith("archsearch export") and command.endswith(" --for llama.cpp")
 
 
 def test_a_decided_rank_leads_before_a_faster_one_that_was_disturbed(tmp_path):
