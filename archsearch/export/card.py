@@ -90,9 +90,8 @@ class DraftRecord:
 class ExportSource(Priced):
     """A draft folder, or that of a head, to export with `gamma` draft tokens a round.
 
-    `schedule`: gamma by batch size, for engines that take one. `dtype`: what engines compute
-    in. `full_head`: of a trained draft with a
-    trimmed head.
+    `schedule`: gamma by batch size, for engines that take one. `dtype`: what engines compute in.
+    `full_head`: of a trained draft with a trimmed head.
     """
 
     draft: Path
@@ -119,8 +118,8 @@ _SCORE_ROWS: Final = (  # (field of score.json, words, factor, digits)
 @dataclass(frozen=True)
 class ExportPlan:
     """An export that was checked. `output`: where it will lie; `architecture`: of an independent
-    draft; `served`: how each engine with a server is set up;
-    `trained`: it has weights; `head`: of a trimmed head."""
+    draft; `served`: how each engine with a server is set up; `trained`: it has weights; `head`: of
+    a trimmed head."""
 
     source: ExportSource
     output: Path

@@ -106,7 +106,7 @@ class _Case:
         score = run.score(rank)
         check_independent(score, "confirming", run.path)
         check_choice(bench.choice, name, **asked)
-        scorer, words = bench.scorer()
+        scorer, words = bench.scorer
         engine_facts(name).check_draft(score.architecture, scorer.workload.tensor_parallel)
         bench = replace(bench, largest=score.architecture)
         return cls(bench, rank, score, run.best_dir(rank), scorer, words)

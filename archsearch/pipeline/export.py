@@ -55,8 +55,8 @@ def export_rank(
     there is one). `gamma`: draft tokens a round for engines without a schedule (default: the
     schedule's at the batch size that the run was asked for, else the one confirmed in the one
     engine of `engines`, else in the run's, else the score's). An untrained candidate is refused
-    unless `allow_untrained`, which exports its shape.
-    `draft_dtype`: of a GGUF (None: as it was confirmed last, else float16).
+    unless `allow_untrained`, which exports its shape. `draft_dtype`: of a GGUF (None: as it was
+    confirmed last, else float16).
     """
     engines = check_engines(engines)
     run = open_run(path)
@@ -134,11 +134,7 @@ def _beside_target(
             tokenizer = load_tokenizer(ref)
     return replace(
         draft,
-        target=ExportTarget(
-            ref.place or ref.name,
-            tokenizer,
-            file,
-        ),
+        target=ExportTarget(ref.place or ref.name, tokenizer, file),
         dtype=run.dtype or "bfloat16",
         tensor_parallel=serving_ranks(run),
         gguf_dtype=draft_dtype or run.draft_dtype or draft.gguf_dtype,

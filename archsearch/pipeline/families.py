@@ -139,11 +139,7 @@ def family_rows(ranked: Sequence[Score]) -> list[RankedFamily]:
 def check_independent(score: Score, what: str, run: Path) -> None:
     """Raise ArchsearchError where a rank is of a family for which `what` ("training", "confirming"
     or "exporting") is not done by rank, with the command that does it where there is one."""
-    if (
-        score.needs is not None
-        and score.needs.kind == "exists"
-        and score.alpha.source != "measured"
-    ):
+    if score.needs is not None and score.is_found:
         raise ArchsearchError(
             f"rank {score.rank} exists, {score.needs.hub_id}: download it and name it where a draft"
             f" is asked for (archsearch estimate --draft {score.needs.hub_id}); {what} is for"

@@ -223,6 +223,7 @@ class Bench:
         """The precision of drafts that was asked for, here or of the run."""
         return self.choice.draft_dtype or self._drafts
 
+    @cached_property
     def scorer(self) -> tuple[Scorer, str]:
         """What predicts its rounds, and where its latencies come from in words."""
         scorer, words = serving_scorer(self.session, self.name, self.dtype, self.draft_dtype)

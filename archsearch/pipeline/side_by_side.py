@@ -161,7 +161,7 @@ def confirm_families(
         with suppress(RunFailed):  # what was measured holds without it
             tokens = min(64, sampling.max_new_tokens)
             exact = bench.exactness(drafters, asked[: request.exact], tokens)
-    scorer, words = bench.scorer()
+    scorer, words = bench.scorer
     scorer = scorer.at_context(mid_answer(asked, sampling.max_new_tokens))
     rows = [
         _row(
@@ -253,7 +253,7 @@ def _exit(session: SearchSession) -> Score:
 
 def _chain(bench: Bench, request: FamilyRequest, draft: TrainedDraft) -> _Candidate:
     """The best chain of a rank's draft, by replay in this engine."""
-    replays = Replays.of(bench.scorer()[0], bench.name, draft, bench.trainer)
+    replays = Replays.of(bench.scorer[0], bench.name, draft, bench.trainer)
     best = replays.chain(request.gamma)
     return _Candidate(
         CHAIN,
@@ -267,7 +267,7 @@ def _chain(bench: Bench, request: FamilyRequest, draft: TrainedDraft) -> _Candid
 def _head(bench: Bench, request: FamilyRequest, head: TrainedHead) -> _Candidate:
     session, family = bench.session, head.plan.family
     resolve_drafter(str(head.folder), session.target)  # of another target it raises
-    gamma = request.gamma or head_score(session, head, scorer=bench.scorer()[0]).gamma
+    gamma = request.gamma or head_score(session, head, scorer=bench.scorer[0]).gamma
     if gamma > head.plan.gamma:
         raise ArchsearchError(
             f"the {family} head was trained for gamma {head.plan.gamma}, got gamma {gamma}"

@@ -23,7 +23,7 @@ from archsearch.runs.run import Run
 from archsearch.runs.tables import Way
 
 NOTABLE: Final = 1.1
-"""A machine slower than the profile's by more has its slowdown beside what it measured."""
+"""Assumed: a machine slower than the profile's by more has that said beside what it measured."""
 _WAYS: Final = "engine | precision | drafter | gamma | tokens/s | same text"
 
 
@@ -183,7 +183,8 @@ def section_engines(reading: Reading, dtype: str) -> Section:
         [Table(columns(_WAYS), rows)],
         [chart],
         [
-            "Best drafter: the largest speed-up in that engine, of what was run or is ranked here."
+            "Best drafter: the largest speed-up in that engine, of what was run or is ranked here"
+            " (assumed: by its lower end)."
             " Alone is the quickest run alone; with the drafter, that times what it brought."
         ],
         lines[2:],

@@ -105,6 +105,12 @@ class Score:
         return max(low, min(self.worth, 1.0))
 
     @property
+    def is_found(self) -> bool:
+        """Whether it is there to be downloaded: what a run trained is there too, and measured."""
+        there = self.needs is not None and self.needs.kind == "exists"
+        return there and self.alpha.source != "measured"
+
+    @property
     def broken_limits(self) -> tuple[str, ...]:
         """The limits of its mix that it breaks, in words."""
         return self.mix.broken_limits if self.mix else ()

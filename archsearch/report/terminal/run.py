@@ -12,7 +12,6 @@ from archsearch.drafters.registry import family as family_class
 from archsearch.drafts.heads import HeadAcceptance, HeadPlan
 from archsearch.engine_facts import engine_facts
 from archsearch.estimate import Estimate
-from archsearch.needs import NOTHING
 from archsearch.progress import human_time
 from archsearch.recipes.plan import Recipe
 from archsearch.records import Inline, Maybe
@@ -266,8 +265,7 @@ def schedule_text(result: Scheduled) -> str:
         after = f"export {shell_path(result.run)} --family {result.family} --output DIR"
     else:  # confirmed by rank are drafts of the run itself
         score = open_run(result.run).score(result.rank)
-        there = (score.needs or NOTHING).kind == "exists" and score.alpha.source != "measured"
-        able &= score.drafter is None and not there
+        able &= score.drafter is None and not score.is_found
     lines = [
         f"Draft {result.architecture}, {schedule.engine}. Latencies: {schedule.latency}.",
         "",
