@@ -55,4 +55,4 @@ docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 
 clean:
-	rm -rf $(VENV) runs demo-out build
+	rm -rf $(VENV) runs/demo demo-out build

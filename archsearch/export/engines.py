@@ -371,6 +371,18 @@ def tensorrt_llm(setup: Setup) -> Serving:
     return Serving("tensorrt-llm", command, files, tuple(notes))
 
 
+def chained(
+    shortest: int, found: int, gamma: int, least: float = 0.0, kind: str = "draft-simple"
+) -> str:
+    """llama-server's options of an n-gram lookup before a draft: n-grams of `shortest` tokens, at
+    most `found` tokens from the lookup and `gamma` from the draft, which stops below `least`."""
+    return (
+        f"--spec-type ngram-simple,{kind} --spec-ngram-simple-size-n {shortest}"
+        f" --spec-ngram-simple-size-m {found} --spec-ngram-simple-min-hits 1"
+        f" --spec-draft-n-max {gamma} --spec-draft-n-min 0 --spec-draft-p-min {least:g}"
+    )
+
+
 def llama_cpp(setup: Setup) -> Serving:
     """llama.cpp: `llama-server` with the draft as GGUF."""
     tokens, least = setup.stops.get("llama.cpp", (setup.gamma, 0.0))
@@ -388,9 +400,8 @@ def llama_cpp(setup: Setup) -> Serving:
         if least
         else "`p-min 0` makes it draft exactly gamma tokens (some builds stop earlier by default,"
         " where the draft is unsure).",
-        f"With an n-gram lookup before it, in place of `--spec-type {kind}`: `--spec-type"
-        f" ngram-simple,{kind} --spec-ngram-simple-size-n {lookup} --spec-ngram-simple-size-m"
-        f" {max(2, tokens)} --spec-ngram-simple-min-hits 1` (it finds nothing below 2).",
+        "With an n-gram lookup before it, in place of its `--spec-` options but the model:"
+        f" `{chained(lookup, max(2, tokens), tokens, least, kind)}` (it finds nothing below 2).",
         *named,
         f"Builds from before the flags were renamed take `-md {shlex.quote(draft)} --draft-max"
         f" {gamma} --draft-min 0 --draft-p-min {least:g}`.",

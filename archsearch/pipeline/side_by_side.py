@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from archsearch.engines.engine import ExitAfter
 from archsearch.engines.measure.figures import by_prompt
 from archsearch.engines.measure.results import ByPrompt
 from archsearch.errors import ArchsearchError, RunFailed
+from archsearch.export.engines import chained
 from archsearch.models.targets import resolve_drafter
 from archsearch.pipeline.candidates import write_report
 from archsearch.pipeline.chains import CHAIN, Replays
@@ -109,6 +111,7 @@ class _Candidate:
     score_by: Callable[[Scorer], Score | None]
     by_position: tuple[float, ...] = ()
     note: str = ""
+    rank: int | None = None
 
     def score(self, scorer: Scorer) -> Score | None:
         """None where there is no held-out text, or none long enough for such a round."""
@@ -231,7 +234,7 @@ def _candidate(bench: Bench, family: str, request: FamilyRequest) -> _Candidate:
         def measured(scorer: Scorer) -> Score:
             return scorer.measured(draft.architecture, draft.alpha, draft.tau, gammas=[gamma])
 
-        return _Candidate(family, draft.folder, gamma, measured)
+        return _Candidate(family, draft.folder, gamma, measured, rank=request.rank)
     return _head(bench, request, run_head(session.run.path, family))
 
 
@@ -255,13 +258,13 @@ def _chain(bench: Bench, request: FamilyRequest, draft: TrainedDraft) -> _Candid
     """The best chain of a rank's draft, by replay in this engine."""
     replays = Replays.of(bench.scorer[0], bench.name, draft, bench.trainer)
     best = replays.chain(request.gamma)
-    return _Candidate(
-        CHAIN,
-        best.source(draft.folder),
-        best.rule.longest,
-        lambda local: replays.score(best, local),
-        note=f"{replays.score(best).proposer.label()}; {replays.words(best)}",
-    )
+    note = f"{replays.score(best).proposer.label()}; {replays.words(best)}"
+    if engine_facts(bench.name).gguf and best.lookup is not None:
+        rule = best.rule
+        note += f"; served by `{chained(best.lookup.longest, rule.found, rule.gamma, rule.least)}`"
+    score_by = partial(replays.score, best)
+    source, longest = best.source(draft.folder), best.rule.longest
+    return _Candidate(CHAIN, source, longest, score_by, note=note, rank=request.rank)
 
 
 def _head(bench: Bench, request: FamilyRequest, head: TrainedHead) -> _Candidate:
@@ -313,6 +316,7 @@ def _row(
     """One drafter's row of the comparison."""
     own: dict[str, Any] = {
         "family": candidate.family,
+        "rank": candidate.rank,
         "foretold_by_position": candidate.by_position,
         "predicted_tau": None if score is None else score.tau,
         "predicted_std": None if score is None else score.speedup.std,

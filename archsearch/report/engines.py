@@ -14,7 +14,7 @@ from typing import Final
 from archsearch.engine_facts import engine_title
 from archsearch.estimate import Estimate
 from archsearch.report.charts import SERIES, Chart, line
-from archsearch.report.families import title_of, with_heads
+from archsearch.report.families import led_by_rival, title_of, with_heads
 from archsearch.report.headline import Headline, headline, with_text
 from archsearch.report.reading import Reading
 from archsearch.report.section import Rows, Section, Table, columns, text_cell, value_cell
@@ -132,6 +132,7 @@ def whole_headline(run: Run, reading: Reading) -> Headline:
     speculation pays, the verdict on the text and the best head."""
     head = with_text(headline(run, reading.candidates), reading.text)
     head = with_heads(head, run, reading.families, reading.compared)
+    head = led_by_rival(head, run, reading.compared)
     lines = fastest_lines(reading, run.dtype)
     if len(lines) < 2:
         return replace(head, lines=[*head.lines, *lines])

@@ -13,8 +13,8 @@ from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.models.files import HEAD_FAMILIES
 from archsearch.progress import human_time
 from archsearch.report.charts import SERIES, Chart, line
-from archsearch.report.headline import Headline
-from archsearch.report.phrases import shell_path, unprofiled_words
+from archsearch.report.headline import Headline, where_words
+from archsearch.report.phrases import exported_for, shell_path, speedup_words, unprofiled_words
 from archsearch.report.section import Cell, Rows, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.run import Run
 from archsearch.runs.tables import EngineComparison, FamilyRow, Rival, Silent
@@ -68,6 +68,39 @@ def with_heads(
         ),
     ]
     return replace(head, lines=lines, next=[*steps, *head.next])
+
+
+def led_by_rival(head: Headline, run: Run, compared: Sequence[EngineComparison]) -> Headline:
+    """The headline of what ran beside the target alone in the run's engine, a head or a chain say,
+    where that pays and no rank was measured to bring as much."""
+    here = (run.arguments.get("engine") or "transformers", run.dtype)
+    ran = [row for item in compared if (item.engine, item.dtype) == here for row in item.rivals]
+    ran = [row for row in ran if row.undecided is None]
+    best, lead = max(ran, key=lambda row: row.speedup.value, default=None), head.lead
+    if best is None or lead is None or best.family == INDEPENDENT or best.interval[0] <= 1.0:
+        return head
+    if lead.measured and lead.gain.value >= best.speedup.value:
+        return head
+    path, title, (low, high) = shell_path(run.path), title_of(best.family), best.interval
+    lines = [
+        f"Measured in {engine_title(best.engine)} {best.engine_version} on {best.prompts} prompts,"
+        f" interleaved: {best.baseline_tokens_per_s:.1f} tokens/s alone, {best.tokens_per_s:.1f}"
+        f" with it; 5-95 % of the bootstrap over prompts {low:.2f}x to {high:.2f}x.",
+        *([f"{title}: {best.note}."] if best.note else []),
+        f"Without it, rank {lead.rank}: {head.title}",
+    ]
+    made = f"archsearch export {path} %s{exported_for(best)}"
+    steps = []
+    if best.family in HEAD_FAMILIES:
+        words = f"Write the {title} as a folder that engines load"
+        steps = [(words, made % f"--family {best.family} --output head-{best.family}")]
+    elif best.rank is not None and ENGINES[best.engine].gguf:
+        words = "Write its draft as a folder that the engine loads, with the options above"
+        steps = [(words, made % f"--rank {best.rank} --output {best.family}")]
+    first = f"Speculation pays {where_words(run)}: {speedup_words(best)}, with {title} at gamma"
+    answer = f"{first} {best.gamma}."
+    steps = list(dict.fromkeys([*steps, *head.next]))
+    return replace(head, title=answer, lines=[*lines, *head.lines], next=steps)
 
 
 def engine_of(run: Run, family: str) -> str:

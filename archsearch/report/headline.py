@@ -53,8 +53,7 @@ class Headline:
 
 def headline(run: Run, found: Sequence[Shown]) -> Headline:
     """Does speculation pay, with which draft, how much, how sure; and what to do next."""
-    target = str(run.arguments.get("target", "the target"))
-    where = f"for {target} on {run.info['device'].get('key', 'this device')}"
+    where = where_words(run)
     if not found:
         return _unfinished(run, where)
     seen = [(item.measured_speedup.value, item) for item in found if item.measured_speedup]
@@ -100,6 +99,12 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
     lines += _edge_lines(run, lead)
     independent = next((item.rank for item in found if item.score.drafter is None), None)
     return Headline(answer + ".", lines, _next(run, lead, stated.value > 1.0, independent), lead)
+
+
+def where_words(run: Run) -> str:
+    """`for TARGET on DEVICE`."""
+    target = str(run.arguments.get("target", "the target"))
+    return f"for {target} on {run.info['device'].get('key', 'this device')}"
 
 
 def _unconfirmed_words(lead: Shown) -> str:

@@ -15,7 +15,7 @@ from archsearch.models.gguf_file import kind_of_drafts
 from archsearch.paths import shown
 from archsearch.records import Maybe, as_data
 from archsearch.report.section import columns
-from archsearch.runs.confirmed import Confirmed
+from archsearch.runs.confirmed import Confirmed, Judged
 from archsearch.runs.tables import EngineComparison
 from archsearch.search.mixed import MixScore
 from archsearch.search.objective import Score
@@ -106,7 +106,7 @@ def round_words(score: Score) -> str:
     return text
 
 
-def speedup_words(confirmed: Confirmed) -> str:
+def speedup_words(confirmed: Judged) -> str:
     """The measured speed-up as both ways of counting give it."""
     pooled = confirmed.speedup_pooled
     words = "" if pooled is None else f" (pooled {pooled:.2f}x)"
@@ -153,7 +153,7 @@ def gguf_dtype(found: Confirmed) -> str:
     return found.draft_dtype or kind_of_drafts(found.dtype)
 
 
-def exported_for(found: Confirmed) -> str:
+def exported_for(found: Judged) -> str:
     """The option of `export` for the engine that ran it, where the usual ones are not for that."""
     facts = ENGINES.get(found.engine)
     return f" --for {found.engine}" if facts is not None and facts.gguf else ""

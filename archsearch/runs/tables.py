@@ -211,10 +211,12 @@ class FamilyRow(Represented):
 @dataclass(frozen=True, kw_only=True)
 class Rival(Judged):
     """One drafter in an engine beside the target alone. `foretold_by_position`: its acceptance on
-    held-out text; `predicted_std`: of the speed-up. `identical_output_float32`: None where nobody
-    looked; `warning`: why its acceptance does not fit; `note`: what else was replayed of it."""
+    held-out text; `predicted_std`: of the speed-up; `rank`: whose draft it has, None of a head and
+    of what has none. `identical_output_float32`: None where nobody looked; `warning`: why its
+    acceptance does not fit; `note`: what else was replayed of it."""
 
     family: str
+    rank: Maybe[int] = None
     foretold_by_position: tuple[float, ...] = ()
     predicted_tau: Maybe[Estimate] = None
     predicted_std: Maybe[float] = None
@@ -235,6 +237,7 @@ class Silent:
     """A drafter that proposed nothing."""
 
     family: str
+    rank: Maybe[int] = None
     gamma: int
     foretold_by_position: tuple[float, ...] = ()
     predicted_tau: Maybe[Estimate] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -11,9 +12,9 @@ import pytest
 from archsearch.engines.measure.results import Identity
 from archsearch.estimate import Estimate
 from archsearch.records import as_data, load, save
-from archsearch.report.families import with_heads
+from archsearch.report.families import led_by_rival, with_heads
 from archsearch.report.headline import Headline
-from archsearch.report.reading import beside
+from archsearch.report.reading import Shown, beside
 from archsearch.runs.run import Run
 from archsearch.runs.tables import EngineComparison, FamilyRow, Rival, forget
 from archsearch.search.objective import Score
@@ -87,6 +88,40 @@ def test_the_best_head_is_named_once_and_what_engines_measured_follows(head: flo
     )
     alone = with_heads(before, run, rows, [])
     assert any("confirm" in command for _, command in alone.next) == (head > 2)
+
+
+@pytest.mark.parametrize(
+    ("family", "gain", "rank", "own", "leads"),
+    [
+        ("eagle3", 1.5, None, 1.2, True),
+        ("eagle3", 1.5, None, 1.6, False),  # the rank alone brought more
+        ("eagle3", 1.5, None, None, True),  # no rank was measured
+        ("eagle3", 1.2, None, None, False),  # 5 % of it lie below 1x
+        ("chain", 1.5, 2, 1.2, True),
+    ],
+)
+def test_what_ran_beside_the_target_leads_where_it_brought_more(
+    family: str, gain: float, rank: int | None, own: float | None, leads: bool
+) -> None:
+    """The report of a run whose chain was measured at 1.28x began with its draft's 1.00x."""
+    arguments = {"engine": "llama.cpp", "target": "t"}
+    where = {"device": {"key": "d"}}
+    run = SimpleNamespace(path=Path("runs/a"), arguments=arguments, dtype="float32", info=where)
+    own_gain = Estimate(own or 0.0, 0.1, "measured")
+    lead = SimpleNamespace(rank=1, measured=own is not None, gain=own_gain)
+    before = Headline("Too close.", ["Draft."], [("Train", "archsearch train")], cast(Shown, lead))
+    item = ran("llama.cpp", 8, **{family: gain, "independent": 1.1})
+    rows = tuple(replace(row, rank=rank, note="served by `X`") for row in item.rivals)
+    found = led_by_rival(before, cast(Run, run), [replace(item, rows=rows)])
+    if not leads:
+        assert found == before
+        return
+    assert found.title.startswith(f"Speculation pays for t on d: {gain:.2f}x, measured")
+    assert "served by `X`" in found.lines[1] and found.lines[2] == "Without it, rank 1: Too close."
+    which = f"--rank {rank} --output chain" if rank else "--family eagle3 --output head-eagle3"
+    assert found.next[0][1] == f"archsearch export runs/a {which} --for llama.cpp"
+    other = led_by_rival(before, cast(Run, run), [replace(item, rows=rows, dtype="bfloat16")])
+    assert other == before
 
 
 @pytest.mark.parametrize(
