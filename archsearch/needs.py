@@ -20,8 +20,8 @@ class Needs:
     """What it takes to have a drafter.
 
     `kind`: `exists` (download `hub_id`), `nothing` (n-gram lookup, suffix trees) or `training`. Of
-    a training: `tokens` of the target's own text that the drafter learns from, repeats included,
-    and device-hours of the searched device, apart: `text_hours` (the target writes the text),
+    a training: `tokens` of the target's own text that the drafter learns from, repeats included
+    (each is seen `epochs` times), and device-hours of the searched device, apart: `text_hours` (the target writes the text),
     `teacher_hours` (the target's passes over it for probabilities or hidden states),
     `training_hours` (the drafter's own passes). `source`: where the hours come from (as in
     `Estimate.source`). `init`: what a training starts from, a hub id or words; "" for one from
@@ -31,6 +31,7 @@ class Needs:
     kind: Kind
     hub_id: str | None = None
     tokens: float | None = None
+    epochs: float = 1.0
     text_hours: float = 0.0
     teacher_hours: float = 0.0
     training_hours: float = 0.0
@@ -115,6 +116,7 @@ class TrainingBudget:
         return Needs(
             "training",
             tokens=tokens,
+            epochs=self.epochs,
             text_hours=tokens * self.text_hours_per_token / self.epochs,
             teacher_hours=tokens * self.teacher_hours_per_token,
             training_hours=tokens * self.hours_per_parameter_token * parameters,

@@ -69,7 +69,6 @@ def make_recipe(request: RecipeRequest) -> MadeRecipe:
         name,
         score.gamma,
         needs,
-        budget.epochs,
         _stages(session, score, needs, budget),
         share_gpus(request.gpus, serving_ranks(run), needs, online=library.name in ONLINE),
         own_version or newest_version("vllm"),

@@ -37,6 +37,9 @@ TEACHER_TOKENS: Final = 2048  # in a pass of the teacher
 # A100 (their tokens and hours, 6 operations a parameter and token).
 TRAINING_SHARE: Final = 0.3
 RANKS: Final = (1, 2, 4, 8)
+# Tokens seen / distinct tokens written of twelve searches on CPUs, 10 to 45 minutes long: 5 to 29,
+# median 14 (benchmarks/results/2026-11-22-searches to 2026-11-26-mixed).
+CPU_EPOCHS: Final = 14.0
 DTYPES: Final = ("bfloat16", "float16", "float32")  # that drafts are trained in
 
 
@@ -49,15 +52,18 @@ def training_budget(
     many devices as make a token cheapest, of those that hold it; `workload` says
     the dtype and mode, and how many devices hold it where no number of RANKS does.
     """
-    write, teach = min(
-        (_per_token(latency, target, each) for each in _served(target, device, workload)),
-        key=sum,
-    )
+    if device.kind == "cpu":  # archsearch's trainer: texts in one block, their probabilities kept
+        write = _read_s(latency, target, _at(workload, 1, 1)) / WRITING_SHARE
+        teach, epochs = 0.0, CPU_EPOCHS
+    else:
+        served = _served(target, device, workload)
+        (write, teach), epochs = min((_per_token(latency, target, w) for w in served), key=sum), 1.0
     return TrainingBudget(
         hours,
         text_hours_per_token=write / 3600.0,
         teacher_hours_per_token=teach / 3600.0,
         hours_per_parameter_token=6.0 / (TRAINING_SHARE * training_peak(device)) / 3600.0,
+        epochs=epochs,
     )
 
 
@@ -73,7 +79,7 @@ def training_peak(device: Device) -> float:
 def _served(target: Architecture, device: Device, workload: Workload) -> list[Workload]:
     """The target on 1, 2, ... devices with the largest batch that memory holds."""
     found = []
-    for ranks in RANKS if device.kind != "cpu" else (1,):
+    for ranks in RANKS:
         batch = WRITING_BATCH
         while batch > 1 and not _holds(target, device, workload, ranks, batch):
             batch //= 2
@@ -99,15 +105,17 @@ def _per_token(
     latency: LatencyOfRounds, target: Architecture, served: Workload
 ) -> tuple[float, float]:
     """Device-seconds of writing a token, and of the teacher's pass over one."""
-    most = latency.largest_batch
-    batch = served.batch_size if most is None else max(1, min(served.batch_size, most))
-    writing = _at(served, served.tensor_parallel, batch)
     ranks = served.tensor_parallel
-    write = ranks * latency.decode_s(target, writing).value / (batch * WRITING_SHARE)
-    reading = Workload(1, 0, ranks, served.dtype, served.mode)
-    whole = latency.verify_s(target, reading, TEACHER_TOKENS - 1).value
-    teach = ranks * whole / TEACHER_TOKENS
+    decode_s = latency.decode_s(target, served).value
+    write = ranks * decode_s / (served.batch_size * WRITING_SHARE)
+    teach = ranks * _read_s(latency, target, served)
     return write, min(teach, write) if math.isfinite(teach) else write
+
+
+def _read_s(latency: LatencyOfRounds, target: Architecture, served: Workload) -> float:
+    """Seconds of a token in a long pass of the target."""
+    reading = Workload(1, 0, served.tensor_parallel, served.dtype, served.mode)
+    return latency.verify_s(target, reading, TEACHER_TOKENS - 1).value / TEACHER_TOKENS
 
 
 GPU_HOURS: Final = (1.0, 10.0, 100.0, 1000.0)

@@ -228,7 +228,6 @@ class Recipe:
     target_name: str
     gamma: int
     needs: Needs
-    epochs: float
     stages: tuple[Stage, ...]
     gpus: Gpus
     vllm: str
@@ -246,6 +245,10 @@ class Recipe:
     @property
     def family(self) -> str:
         return self.drafter.family
+
+    @property
+    def epochs(self) -> float:
+        return self.needs.epochs
 
     @property
     def text_tokens(self) -> int:

@@ -142,12 +142,13 @@ def sentences(
         slower = today is not None and bought.gain.value <= today.gain.value
         never = f"Training for {spent} is not predicted to be faster"
         whole = max(needs.gpu_hours, 1e-12)
+        often = f", each seen {needs.epochs:.0f} times" if needs.epochs > 1 else ""
+        over = f", {needs.teacher_hours / whole:.0%} for the target's passes over it"
         text = (
             f"{never if slower else f'With {spent} of training'}: {gain};"
-            f" {count_words(needs.tokens or 0.0)} tokens of the target's text"
-            f" ({needs.text_hours / whole:.0%} of the hours to write it,"
-            f" {needs.teacher_hours / whole:.0%} for the target's passes over it, the rest to"
-            " train)"
+            f" {count_words((needs.tokens or 0.0) / needs.epochs)} tokens of the target's text"
+            f"{often} ({needs.text_hours / whole:.0%} of the hours to write it"
+            f"{over if needs.teacher_hours else ''}, the rest to train)"
         )
         if today is not None and bought.group == today.group:
             text += ". The error bars do not tell the two apart"
