@@ -260,7 +260,13 @@ def _known(name: str, found: Found) -> NamedDrafter:
     notes = (
         ["its dimensions are taken to be the usual ones"] if found.row.dimensions == "usual" else []
     )
-    return NamedDrafter(name, found.drafter, notes=notes, hub_id=found.row.hub_id)
+    return NamedDrafter(name, found.drafter, model_of(found), notes, found.row.hub_id)
+
+
+def model_of(found: Found) -> TargetRef | None:
+    """The model of a published drafter that is one; None of a head."""
+    hub_id, drafter = found.row.hub_id, found.drafter
+    return TargetRef(hub_id, drafter.architecture, hub_id=hub_id) if drafter.is_model else None
 
 
 def _usual(name: str, target: TargetRef) -> NamedDrafter:

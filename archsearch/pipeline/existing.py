@@ -28,7 +28,7 @@ from archsearch.drafters.registry import Found, found_for
 from archsearch.engine_facts import engine_facts, shared_by
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.models.targets import TargetRef
+from archsearch.models.targets import TargetRef, model_of
 from archsearch.needs import Needs
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import moved
@@ -99,12 +99,8 @@ def published_context(
     context: AcceptanceContext, found: Found, target: TargetRef
 ) -> AcceptanceContext:
     """Where acceptance is asked for of a drafter that exists: made as it was, on no budget."""
-    made = replace(context, budget=None)
-    if not found.drafter.is_model:
-        return made
-    hub_id = found.row.hub_id
-    ref = TargetRef(hub_id, found.drafter.architecture, hub_id=hub_id)
-    return trained_as(made, ref, training_of(ref, target)[0])
+    made, model = replace(context, budget=None), model_of(found)
+    return made if model is None else trained_as(made, model, training_of(model, target)[0])
 
 
 def context_of(context: AcceptanceContext, score: Score, target: TargetRef) -> AcceptanceContext:

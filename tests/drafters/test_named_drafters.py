@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from archsearch.acceptance.learnt import training_of
 from archsearch.drafters.heads import DFlash, Eagle, Eagle3, Medusa
 from archsearch.drafters.models import Independent, Pard
 from archsearch.errors import ArchsearchError
-from archsearch.models.targets import resolve_drafter, resolve_target
+from archsearch.models.targets import TargetRef, resolve_drafter, resolve_target
 
 TARGET = resolve_target("llama-3.1-8b")
 LLAMA = {
@@ -91,6 +92,21 @@ def test_models_are_drafts_of_their_own_or_parallel_ones() -> None:
         isinstance(parallel.drafter, Pard)
         and parallel.drafter.architecture == draft.drafter.architecture
     )
+
+
+@pytest.mark.parametrize("name", ["pard", "amd/PARD-Qwen3-0.6B", "pard:amd/PARD-Qwen3-0.6B"])
+def test_a_published_draft_accepts_as_what_it_was_made_of_in_estimate_and_search(name: str) -> None:
+    """`estimate` took it for one made from scratch for its target: alpha .45 beside .68."""
+    model = resolve_drafter(name, resolve_target("qwen3-32b")).model
+    assert model is not None and model.hub_id == "amd/PARD-Qwen3-0.6B"
+    assert training_of(model, resolve_target("qwen3-32b"))[0] == "shared"
+
+
+def test_a_quantised_target_keeps_its_family() -> None:
+    """A folder of weights in int4 had none: every draft was taken as made for it (.91 for .84)."""
+    shape = TARGET.architecture.in_format("int4")
+    draft = resolve_target("llama-3.2-1b")
+    assert training_of(draft, TargetRef("l8-w4a16", shape)) == ("shared", "")
 
 
 def test_heads_in_folders_of_four_formats(tmp_path: Path) -> None:
