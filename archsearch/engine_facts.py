@@ -65,8 +65,6 @@ class EngineFacts:
     # -- which drafters it runs
     # first version known to run each
     families: Mapping[str, str] = field(default_factory=lambda: {"independent": ""}, hash=False)
-    # families whose version is the first that was looked at: earlier ones may run them
-    looked_at: frozenset[str] = frozenset()
     # what is known to go wrong with its schedules, and what it has instead
     schedule_doubt: str = ""
     # first version that chooses step by step which draft tokens it verifies, and of which families
@@ -148,12 +146,7 @@ class EngineFacts:
             return f"{self.title} does not run {family} drafters" + (
                 f"; use {able}" if able else ""
             )
-        if (
-            since
-            and version is not None
-            and Version(version) < Version(since)
-            and family not in self.looked_at
-        ):
+        if since and version is not None and Version(version) < Version(since):
             return (
                 f"{self.title} {version} is not known to run {family} drafters: use"
                 f" --engine-version {since} or later"
@@ -165,21 +158,6 @@ class EngineFacts:
         if family not in self.unscheduled:
             return ""
         return f"{self.title} takes one gamma for {family} drafters, whatever the batch size"
-
-    def doubt(self, family: str, version: str | None) -> str:
-        """That nobody looked whether this version runs the family; "" where it is known."""
-        since = self.families.get(family)
-        if (
-            not since
-            or family not in self.looked_at
-            or version is None
-            or Version(version) >= Version(since)
-        ):
-            return ""
-        return (
-            f"{family} drafters were looked at in {self.title} {since}, not in {version}, which may"
-            " not run them"
-        )
 
     def serves(self, version: str | None = None) -> tuple[str, ...]:
         return tuple(family for family in self.families if not self.lacks(family, version))
@@ -252,7 +230,8 @@ _ROWS: Final = (
         # speculative_config["method"], and parallel_drafting for P-EAGLE and PARD (pull request
         # 32887). Suffix: pull request 25784, in 0.12.0 (RBLN-SW/vllm-rbln issue 324) with
         # arctic-inference; model runner V2 of 0.32 and later has its own on the GPU, which pads
-        # every slot (docs v0.32.0). DFlash was looked at in 0.32 only.
+        # every slot (docs v0.32.0). DFlash: in none of February 2026 (pull request 34014), in 0.19
+        # (vllm-ascend, pull request 7307).
         families={
             "independent": "",
             "eagle3": "",
@@ -263,9 +242,8 @@ _ROWS: Final = (
             "suffix": "0.12",
             "peagle": "0.16",
             "pard": "0.16",
-            "dflash": "0.32",
+            "dflash": "0.19",
         },
-        looked_at=frozenset({"dflash"}),
         schedule_doubt=(
             "num_speculative_tokens_per_batch_size counts prefills in the batch, runs the drafter"
             " at 0 too, and has been seen to collapse under load (vLLM issue 49548): measure it"

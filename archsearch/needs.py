@@ -21,11 +21,11 @@ class Needs:
 
     `kind`: `exists` (download `hub_id`), `nothing` (n-gram lookup, suffix trees) or `training`. Of
     a training: `tokens` of the target's own text that the drafter learns from, repeats included
-    (each is seen `epochs` times), and device-hours of the searched device, apart: `text_hours` (the target writes the text),
-    `teacher_hours` (the target's passes over it for probabilities or hidden states),
-    `training_hours` (the drafter's own passes). `source`: where the hours come from (as in
-    `Estimate.source`). `init`: what a training starts from, a hub id or words; "" for one from
-    scratch.
+    (each is seen `epochs` times), and device-hours of the searched device, apart: `text_hours` (the
+    target writes the text), `teacher_hours` (the target's passes over it for probabilities or
+    hidden states), `training_hours` (the drafter's own passes). `source`: where the hours come from
+    (as in `Estimate.source`). `init`: what a training starts from, a hub id or words; "" for one
+    from scratch.
     """
 
     kind: Kind

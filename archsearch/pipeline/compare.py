@@ -46,6 +46,13 @@ FACTORS: Final[Mapping[str, tuple[str, ...]]] = {
 hold each."""
 
 
+ALSO_ASKED: Final = (
+    *("families", "space", "trials", "max_gamma", "host", "routing_skew"),
+    *("memory_fraction", "draft_tensor_parallel"),
+)
+"""Of a run's arguments, what else changes its answer."""
+
+
 @dataclass
 class _Opened:
     """A run to compare. `session` None: its conditions can no longer be priced, `why` says why
@@ -87,21 +94,25 @@ class _Opened:
         asked, profile, session = self.run.arguments, self.run.profile, self.session
         engine = self.score.engine or asked.get("engine") or "transformers"
         ranks = session.scorer.workload.tensor_parallel if session else asked.get("tensor_parallel")
-        mix = asked.get("workload")
+        mix, options = asked.get("workload"), (asked.get("engine_options") or "").split()
         values: dict[str, object] = {
             "target": asked.get("target"),
             "device": self.run.device,
-            "engine": f"{engine} {self.score.engine_version or ''}".rstrip(),
+            "engine": " ".join(filter(None, (engine, self.score.engine_version, *options))),
             **{name: profile.get(name) or asked.get(name) for name in ("mode", "dtype")},
             "tensor parallel": ranks,
             "batch size": asked.get("batch_size"),
             **{name: asked.get(name) for name in ("context", "temperature", "domain")},
             "acceptance": asked.get("alpha"),
             "workload": "; ".join(mix_words(mix_of(json.loads(mix), "workload"))) if mix else None,
-            **{name: asked.get(name) for name in ("families", "space", "trials")},
+            **{name.replace("_", " "): asked.get(name) for name in ALSO_ASKED},
         }
+        if (weights := profile.get("weights")) not in (None, values["dtype"]):
+            values["dtype"] = f"{values['dtype']}, weights in {weights}"
         if drafts := profile.get("drafts"):
             values["dtype"] = f"{values['dtype']}, drafts in {drafts}"
+        if budget := asked.get("training_budget_s"):
+            values["training budget"] = human_time(float(budget))
         if asked.get("confirm"):  # else nothing was trained: neither counts
             values["time budget"] = human_time(float(asked["time_budget_s"]))
             for name in ("prompts", "text"):  # with its folder's name: enough to tell two apart

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from archsearch.acceptance.estimator import GivenAcceptance
+from archsearch.capacity import fits
 from archsearch.engine_rounds import newest_version
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.models.files import has_weights
@@ -15,7 +16,14 @@ from archsearch.needs import Needs, TrainingBudget
 from archsearch.pipeline.candidates import serving_ranks
 from archsearch.pipeline.session import SearchSession
 from archsearch.recipes.folder import write_recipe
-from archsearch.recipes.plan import STAGES, Recipe, Stage, choose_library, share_gpus
+from archsearch.recipes.plan import (
+    SHARED_MEMORY,
+    STAGES,
+    Recipe,
+    Stage,
+    choose_library,
+    share_gpus,
+)
 from archsearch.report.terminal.run import MadeRecipe
 from archsearch.runs.run import open_run
 from archsearch.search.objective import Score
@@ -62,15 +70,23 @@ def make_recipe(request: RecipeRequest) -> MadeRecipe:
     asked = session.run.arguments.get("prompts")
     prompts = request.prompts.absolute() if request.prompts else asked or "prompts.jsonl"
     own_version = facts.engine_version if facts.engine == "vllm" else None
+    target = session.scorer.target
+    half = replace(session.scorer.workload, batch_size=1, memory_fraction=SHARED_MEMORY)
     recipe = Recipe(
         library,
         score.proposer,
-        session.scorer.target,
+        target,
         name,
         score.gamma,
         needs,
         _stages(session, score, needs, budget),
-        share_gpus(request.gpus, serving_ranks(run), needs, online=library.name in ONLINE),
+        share_gpus(
+            request.gpus,
+            serving_ranks(run),
+            needs,
+            online=library.name in ONLINE,
+            halves=fits(target, None, half, session.source.device),
+        ),
         own_version or newest_version("vllm"),
         str(request.run),
         request.rank,

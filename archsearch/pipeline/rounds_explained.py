@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import EngineRounds
 from archsearch.pipeline.latency import LatencySource
 from archsearch.pipeline.schedule import scored_by
@@ -43,11 +42,9 @@ def warnings_of(source: LatencySource, priced: Sequence[tuple[str, Scorer, Score
     rounds = source.rounds
     if rounds is None:
         return []
-    facts, found = engine_facts(rounds.engine), [rounds.note] if rounds.note else []
+    found = [rounds.note] if rounds.note else []
     if rounds.tree and not any(getattr(score.proposer, "tree", None) for _, _, score in priced):
         found.append(rounds.tree)
-    families = dict.fromkeys(score.family for _, _, score in priced)
-    found += [words for family in families if (words := facts.doubt(family, source.version))]
     drafts = [item for item in priced if item[2].proposer.rounds == rounds.drafter]
     if rounds.without_graphs and drafts:
         found += _without_graphs(rounds, drafts)

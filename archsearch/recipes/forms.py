@@ -179,7 +179,7 @@ def specforge_training(recipe: Recipe) -> dict[str, object]:
                 str(each) for each in recipe.gpus.teacher[number * ranks : (number + 1) * ranks]
             ],
             "tp_size": ranks,
-            "mem_fraction_static": 0.5,
+            "mem_fraction_static": recipe.gpus.memory,
         }
         for number in range(len(recipe.gpus.teacher) // ranks)
     ]

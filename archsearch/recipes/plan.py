@@ -192,6 +192,9 @@ class Stage:
     alpha: Estimate | None
 
 
+SHARED_MEMORY: Final = 0.5  # of a GPU that the target shares with the trainer
+
+
 @dataclass(frozen=True, slots=True)
 class Gpus:
     """Who gets which GPU. `ranks`: that hold one copy of the target; `teacher`, `trainer`: numbers
@@ -205,6 +208,11 @@ class Gpus:
     def shared(self) -> bool:
         """Whether the target and the trainer sit on the same GPU."""
         return bool(set(self.teacher) & set(self.trainer))
+
+    @property
+    def memory(self) -> float:
+        """The share of a GPU's memory that the target takes while the drafter learns."""
+        return SHARED_MEMORY if self.shared else 0.85
 
     @property
     def writers(self) -> list[tuple[int, ...]]:
@@ -304,10 +312,10 @@ class Recipe:
         }
 
 
-def share_gpus(count: int, ranks: int, needs: Needs, *, online: bool) -> Gpus:
+def share_gpus(count: int, ranks: int, needs: Needs, *, online: bool, halves: bool) -> Gpus:
     """GPUs for the target and for the trainer. `ranks`: what one copy of the target takes;
     `online`: the target runs beside the trainer, which gets its share of the hours; else the
-    trainer has all of them.
+    trainer has all of them; `halves`: SHARED_MEMORY of one GPU holds the target.
 
     Raises ArchsearchError for fewer GPUs than the target takes, or takes with a trainer beside it.
     """
@@ -319,12 +327,12 @@ def share_gpus(count: int, ranks: int, needs: Needs, *, online: bool) -> Gpus:
     every = tuple(range(count))
     if not online:
         return Gpus(ranks, every, every)
-    if count == 1:
+    if count == 1 and halves:
         return Gpus(1, every, every)
     if count == ranks:
         raise ArchsearchError(
-            f"the target takes {ranks} GPUs and the trainer runs beside it, got --gpus {count}; use"
-            f" {ranks + 1} or more"
+            f"the target takes {f'{ranks} GPUs' if ranks > 1 else 'more than half of a GPU'} and"
+            f" the trainer runs beside it, got --gpus {count}; use {ranks + 1} or more"
         )
     hours = needs.teacher_hours + needs.training_hours
     wanted = count * needs.teacher_hours / hours if hours > 0 else count / 2

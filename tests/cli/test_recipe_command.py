@@ -176,9 +176,12 @@ def test_what_is_refused(gpu_run: Path) -> None:
     line = refused("recipe", run, "--rank", eagle3, "--with", "trl")
     assert "no drafter of the family eagle3" in line and "--with speculators" in line
     with pytest.raises(ArchsearchError, match="use 2 or more"):
-        share_gpus(1, 2, Needs("training", tokens=1.0), online=False)
+        share_gpus(1, 2, Needs("training", tokens=1.0), online=False, halves=True)
     with pytest.raises(ArchsearchError, match="use 3 or more"):
-        share_gpus(2, 2, Needs("training", tokens=1.0), online=True)
+        share_gpus(2, 2, Needs("training", tokens=1.0), online=True, halves=True)
+    # Qwen3-32B in half of an H100 beside its trainer did not start, 17 hours into the recipe
+    with pytest.raises(ArchsearchError, match="more than half of a GPU .* use 2 or more"):
+        share_gpus(1, 1, Needs("training", tokens=1.0), online=True, halves=False)
     with pytest.raises(ArchsearchError, match="no library .* early_exit"):
         choose_library(None, "early_exit")
     assert not Path("recipe").exists()

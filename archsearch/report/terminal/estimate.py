@@ -160,7 +160,7 @@ def estimate_text(result: Estimated, *, explain: bool) -> str:
     """The answer in at most SCREEN lines of 100 columns; with `explain` all that it rests on behind
     it."""
     entries, engines, unit = result.drafts, result.engines, unit_of(result.device)
-    best = min(entries, key=lambda entry: (*entry.barred, -entry.score.speedup.value))
+    best = entries[0]
     budget, gain, broken = result.training_budget, best.score.speedup, best.score.broken_limits
     hours = "" if budget is None else hours_words(budget.gpu_hours, unit)
     trained = any(entry.score.needs and entry.score.needs.kind == "training" for entry in entries)
