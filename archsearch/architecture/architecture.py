@@ -74,7 +74,7 @@ class Architecture:
     (`kv_lora_rank` > 0): keys and values come out of a latent of `kv_lora_rank` numbers beside
     `qk_rope_head_dim` rotated ones, both shared by all heads; `head_dim` is that of queries,
     `v_head_dim` of values. `attention_sinks`: a learned logit a head (gpt-oss); `sandwich_norms`:
-    norms behind attention and FFN too (Gemma 3).
+    norms behind attention and FFN too (Gemma 3); `mtp_layers`: that its checkpoint holds besides.
     """
 
     hidden_size: int
@@ -114,6 +114,7 @@ class Architecture:
     sandwich_norms: bool = False
     routing_skew: float | None = None
     expert_parallel: bool = False
+    mtp_layers: int = 0
 
     def __post_init__(self) -> None:
         for name in SIZES:

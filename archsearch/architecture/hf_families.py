@@ -230,7 +230,9 @@ def extend(config: Config, base: Architecture) -> Architecture:
 
     Raises InvalidShapeError for a missing field or a variant that is not modelled.
     """
-    return _READERS[str(config["model_type"])](config, base)
+    shape = _READERS[str(config["model_type"])](config, base)
+    more = "num_nextn_predict_layers"
+    return shape.replace(mtp_layers=required(config, more)) if config.get(more) else shape
 
 
 def quantised(config: Config, arch: Architecture) -> Architecture:

@@ -30,6 +30,7 @@ _FROM_ONE: Final = [
 ]
 _FROM_ZERO: Final = (
     "max_window_layers n_shared_experts first_k_dense_replace q_lora_rank medusa_num_layers"
+    " num_nextn_predict_layers"
 ).split()
 _FLAGS: Final = (
     "tie_word_embeddings attention_bias mlp_bias use_sliding_window enable_bias"

@@ -199,11 +199,8 @@ class Mtp(ChainHead):
 
     @classmethod
     def lacking(cls, target: Architecture) -> str:
-        """Of the architectures that are modelled here DeepSeek-V3's comes with one; Qwen3-Next's
-        and GLM-4.5's do too."""
-        if target.model_type == "deepseek_v3":
-            return ""
-        return f"its checkpoint ({target.model_type}) holds no MTP layer"
+        words = f"its checkpoint ({target.model_type}) holds no MTP layer"
+        return "" if target.mtp_layers else words
 
 
 @dataclass(frozen=True)

@@ -101,8 +101,9 @@ def fitting_ranks(device: Device, target: Architecture, workload: Workload) -> i
     one = memory_bytes(target, None, workload).total_bytes
     raise ArchsearchError(
         f"the target needs {one / 2**30:.0f} GiB in {workload.dtype}; eight {device.key} with"
-        f" {usable / 2**30:.0f} GiB usable each do not hold it; lower --batch-size or"
-        " the context (--context, the prompts of a load), or name a larger --gpu"
+        f" {usable / 2**30:.0f} GiB usable each do not hold it and a tenth for a draft; lower"
+        " --batch-size or the context (--context, the prompts of a load), name a larger --gpu, or"
+        " ask without that tenth (--tensor-parallel 8)"
     )
 
 

@@ -4,6 +4,7 @@ target are refused."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,11 @@ def test_a_layer_that_the_checkpoint_lacks_is_refused() -> None:
     for name in ("gemma-3-27b", "mixtral-8x7b"):
         with pytest.raises(ArchsearchError, match="holds no MTP layer; leave out --draft mtp"):
             resolve_drafter("mtp", resolve_target(name))
-    assert resolve_drafter("mtp", resolve_target("deepseek-v3")).drafter.family == "mtp"
+    deepseek = resolve_target("deepseek-v3")
+    assert resolve_drafter("mtp", deepseek).drafter.family == "mtp"
+    kimi = deepseek.architecture.replace(mtp_layers=0)  # of the same type, without one
+    with pytest.raises(ArchsearchError, match="holds no MTP layer"):
+        resolve_drafter("mtp", replace(deepseek, architecture=kimi))
 
 
 def test_models_are_drafts_of_their_own_or_parallel_ones() -> None:
