@@ -94,6 +94,7 @@ class RoundCosts:
     first_tokens: tuple[int, int]
     largest_batch: int
     source: str
+    assumed: bool = False  # no round of it was found
     row_s: Estimate = _ZERO  # for each token that is verified, of any sequence
     row_token_s: Estimate = _ZERO  # for each verified row and token of its context
     gap_s: Estimate = _ZERO  # the GPU idles so long between the graphs of a draft's layers
@@ -279,6 +280,7 @@ def round_costs(name: str) -> RoundCosts:
         name=name,
         first_tokens=tuple(row["first_tokens"]),
         source=" ".join(row["source"].split()),
+        assumed=row.get("assumed", False),
         padded=row.get("padded", False),
         tree_step_s=_ms(row["tree_step"]) if "tree_step" in row else None,
         expands=bool(row.get("expands", False)),

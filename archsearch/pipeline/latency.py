@@ -472,7 +472,8 @@ def _round_words(rounds: EngineRounds | None) -> str:
     part."""
     if rounds is None:
         return ""
-    known = f"{rounds.measured} measured here" if rounds.measured else "published"
+    known = "assumed, none was found" if rounds.costs.assumed else "published"
+    known = f"{rounds.measured} measured here" if rounds.measured else known
     return f"; rounds of {rounds.label().removesuffix(f', {rounds.costs.title}')} ({known})"
 
 
