@@ -36,7 +36,7 @@ def warnings_of(source: LatencySource, priced: Sequence[tuple[str, Scorer, Score
     """What a reader must know of the engine's version: that its figures are another's, that it runs
     drafts without graphs.
 
-    `priced`: name, scorer and score of drafts in it; the one that would gain most with graphs is
+    `priced`: name, scorer and score of drafts in it; the one that would be fastest with graphs is
     mentioned, by name where there are several.
     """
     rounds = source.rounds
@@ -68,9 +68,7 @@ def _without_graphs(rounds: EngineRounds, priced: Sequence[tuple[str, Scorer, Sc
     ]
     if not mended:
         return []
-    name, score, better = max(
-        mended, key=lambda item: item[2].speedup.value / item[1].speedup.value
-    )
+    name, score, better = max(mended, key=lambda item: item[2].speedup.value)
     who = f"{name} " if len(priced) > 1 else ""
     gains = f"{better.speedup.value:.2f}x instead of {score.speedup.value:.2f}x"
     gamma = f", at gamma {better.gamma}" if better.gamma != score.gamma else ""
@@ -89,7 +87,7 @@ def remedied(rounds: EngineRounds | None, scorer: Scorer, score: Score) -> Remed
         return None
     own = options if version == rounds.version else {}
     switches = " ".join(f"{name}={value}" for name, value in own.items())
-    return Remedied(switches, better.gamma, better.speedup)
+    return Remedied(score.rank, switches, better.gamma, better.speedup)
 
 
 def difference(draft: str, better: Score, worse: Score, worse_there: Score) -> Difference:

@@ -242,7 +242,8 @@ def outcome(
     write_engines(session)
     report = write_report(session.run, session)
     groups = session.groups(ranked)
-    lead = [("", session.scorer_of(score), score) for score in ranked[:1]]
+    priced = [(f"rank {score.rank}", session.scorer_of(score), score) for score in ranked]
+    better = (remedied(source.rounds, *each[1:]) for each in priced)
     over = [
         f"{space.family} is left out: {none_within(session, [counted])}"
         for space, counted in zip(session.families.spaces, result.spaces, strict=True)
@@ -254,7 +255,7 @@ def outcome(
         device=source.device.key,
         by=served_by(source),
         free_layers=free_layers(scorer, ranked[0]) if ranked else None,
-        warnings=tuple(warnings_of(source, lead)),
+        warnings=tuple(warnings_of(source, priced)),
         latency=source.words,
         dtype=source.dtype,
         weights=source.profile.get("weights"),
@@ -269,7 +270,7 @@ def outcome(
         invalid=result.invalid,
         scored=result.spaces,
         regrets=result.regrets,
-        remedied=remedied(source.rounds, *lead[0][1:]) if lead else None,
+        remedied=tuple(filter(None, better)),
         best=tuple(ranked),
         rivals=() if request.confirm else tuple(rivals(scorer, result.best)),
         next=() if confirmed else tuple(next_steps(session, in_run(result.best, ranked))),

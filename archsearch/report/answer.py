@@ -116,12 +116,41 @@ def having_words(option: Shown, unit: str) -> str:
     return "trained here" if option.has_weights else needs_words(option.score.needs, unit)
 
 
+@dataclass(frozen=True)
+class Remedied:
+    """What a rank gains by `switches` (NAME=VALUE; "": by another version of its engine) that give
+    its draft CUDA graphs."""
+
+    rank: int | None
+    switches: str
+    gamma: int
+    speedup: Estimate
+
+
+def at_hand_switched(
+    options: Sequence[Shown], remedied: Sequence[Remedied]
+) -> tuple[Shown, Remedied] | None:
+    """What one can have today and the switches with which it is the fastest of that; None where
+    something is as fast without."""
+    today, by_rank = best_at_hand(options), {each.rank: each for each in remedied if each.switches}
+    there = [
+        (each, by_rank[each.rank]) for each in options if each.at_hand and each.rank in by_rank
+    ]
+    best = max(there, key=lambda pair: pair[1].speedup.value, default=None)
+    slow = best is None or (today is not None and best[1].speedup.value <= today.gain.value)
+    return None if slow else best
+
+
 def sentences(
-    options: Sequence[Shown], where: str, unit: str, budget_hours: float | None
+    options: Sequence[Shown],
+    where: str,
+    unit: str,
+    budget_hours: float | None,
+    remedied: Sequence[Remedied] = (),
 ) -> list[str]:
-    """The verdict, what one can have today, and the best that the budget buys."""
+    """The verdict, what one can have today, also by a switch, and the best that the budget buys."""
     lead = options[0]
-    today = best_at_hand(options)
+    today, switched = best_at_hand(options), at_hand_switched(options, remedied)
     bought = next((option for option in options if not option.at_hand), None)
     best = today if today is not None and (today is lead or today.measured) else lead
     lines = [f"Speculation {verdict(best.gain, measured=best.measured)} {where}."]
@@ -134,12 +163,19 @@ def sentences(
         lines.append(f"Today: {name}, gamma {today.gamma}: {gain_words(today.gain)} {how}.")
     else:
         lines.append("Today: nothing that can be downloaded is known here.")
+    if switched is not None:
+        option, better = switched
+        gain = f"{option.name}, gamma {better.gamma}: {gain_words(better.speedup)}"
+        lines[-1] += f" With {better.switches}: {gain}."
     if bought is not None:
         gain = f"{bought.name}, gamma {bought.gamma}: {gain_words(bought.gain)} predicted"
     if bought is not None and bought.score.needs is not None:
         needs = bought.score.needs
         spent = hours_words(needs.gpu_hours if budget_hours is None else budget_hours, unit)
-        slower = today is not None and bought.gain.value <= today.gain.value
+        have = [] if today is None else [today.gain.value]
+        have += [switched[1].speedup.value] if switched is not None else []
+        gains = [each.speedup.value for each in remedied if each.rank == bought.rank]
+        slower = max(have, default=0.0) >= max(gains, default=bought.gain.value)
         never = f"Training for {spent} is not predicted to be faster"
         whole = max(needs.gpu_hours, 1e-12)
         often = f", each seen {needs.epochs:.0f} times" if needs.epochs > 1 else ""
@@ -156,16 +192,6 @@ def sentences(
     elif bought is not None:
         lines.append(f"Trained: {gain}.")
     return lines
-
-
-@dataclass(frozen=True)
-class Remedied:
-    """What the first rank gains by `switches` (NAME=VALUE; "": by another version of its engine)
-    that give its draft CUDA graphs."""
-
-    switches: str
-    gamma: int
-    speedup: Estimate
 
 
 def serve_command(

@@ -216,7 +216,7 @@ def test_what_a_run_was_priced_with_is_in_the_command() -> None:
         "VLLM_USE_V2_MODEL_RUNNER=0 vllm serve org/t --kv-cache-dtype fp8 --no-async-scheduling --s"
     )
     assert max(map(len, command.splitlines())) <= WIDTH - 2
-    remedied = Remedied("VLLM_USE_V2_MODEL_RUNNER=0", 8, gain(2.7, 2.0, 3.0))
+    remedied = Remedied(1, "VLLM_USE_V2_MODEL_RUNNER=0", 8, gain(2.7, 2.0, 3.0))
     named = serve_command(EXISTS, asked("int4"), "org/t", 1, remedied)
     assert named is not None and named.splitlines()[1].startswith("VLLM_USE_V2_MODEL_RUNNER=0 vllm")
     assert '"num_speculative_tokens": 8' in named

@@ -16,6 +16,7 @@ from archsearch.report.answer import (
     MOST_ROWS,
     SCREEN,
     Remedied,
+    at_hand_switched,
     best_at_hand,
     gain_words,
     hours_words,
@@ -129,7 +130,7 @@ class Searched(AskedOver):
     """The answer of `search`. `invalid`: trials of shapes of which nothing can be said; `earlier`:
     what earlier runs changed (`acceptance.known.Earlier`); `best`: the ranking, `indistinguishable`
     its groups of ranks that are tied, `cheapest` the rank with the fewest parameters of each;
-    `remedied`: the first rank where its drafts run without graphs and need not;
+    `remedied`: ranks whose drafts run without graphs and need not;
     `confirmed`: confirmed.json of each that was.
 
     `replayed`: what was read of the text at hand; `refused`: why nothing was trained; `rungs`,
@@ -148,7 +149,7 @@ class Searched(AskedOver):
     invalid: int
     scored: tuple[Scored, ...]
     regrets: tuple[Regret, ...]
-    remedied: Remedied | None
+    remedied: tuple[Remedied, ...]
     best: tuple[Score, ...]
     rivals: tuple[Rival, ...]
     next: tuple[Step, ...]
@@ -196,7 +197,8 @@ def search_text(result: Searched, *, explain: bool) -> str:
         above = [whole.title, *whole.lines[:HEADLINE_LINES]]
         above += [line for line in whole.lines[HEADLINE_LINES:] if line.startswith("Not on unseen")]
     else:
-        above = sentences(options, where, unit, budget.gpu_hours if budget else None)
+        hours = budget.gpu_hours if budget else None
+        above = sentences(options, where, unit, hours, result.remedied)
         above[1:1] = [" ".join(fastest_lines(reading, run.dtype)[:2])]
     # without how it runs independent drafts: the drafter that leads may be another
     served = result.by.served.removesuffix(f", {result.by.engine_class}")
@@ -231,8 +233,8 @@ def _next_step(
     if today is not None and not trained and today.gain.value > 1.0:
         ranks, target = result.workload.tensor_parallel, hub_name(result.target)
         # The name of a folder or a GGUF file is nothing that an engine finds.
-        remedied = result.remedied if today is options[0] else None
-        command = serve_command(today, run, target, ranks, remedied) if "/" in target else None
+        option, better = at_hand_switched(options, result.remedied) or (today, None)
+        command = serve_command(option, run, target, ranks, better) if "/" in target else None
         if command is not None:
             return "Try it today", command
     whole = ("See the whole run", f"archsearch report {shell_path(result.run)}")
