@@ -43,6 +43,9 @@ def warnings_of(source: LatencySource, priced: Sequence[tuple[str, Scorer, Score
     if rounds is None:
         return []
     found = [rounds.note] if rounds.note else []
+    unsure = any(words in source.words for words in ("carried over", "weights in"))
+    if unsure or any(score.draft_s.source == "roofline" for _, _, score in priced):
+        found.append(f"latency: {source.words}")
     if rounds.tree and not any(getattr(score.proposer, "tree", None) for _, _, score in priced):
         found.append(rounds.tree)
     drafts = [item for item in priced if item[2].proposer.rounds == rounds.drafter]

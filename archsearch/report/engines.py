@@ -73,7 +73,9 @@ def ways_of(reading: Reading) -> list[Way]:
         )
         ways += [own, drafted]
     predicted = reading.engines.ways if reading.engines is not None else ()
-    ways += [way for way in predicted if (way.engine, way.dtype) not in measured]
+    # without an engine's own passes it is another engine's number
+    known = (way for way in predicted if not way.profile_first)
+    ways += [way for way in known if (way.engine, way.dtype) not in measured]
     return sorted(ways, key=lambda way: -way.tokens_per_s.value)
 
 
@@ -90,12 +92,20 @@ def _kinds(ways: Sequence[Way]) -> set[tuple[str, str]]:
     return {(way.engine, way.dtype) for way in ways}
 
 
+def _unpriced(reading: Reading) -> dict[str, str]:
+    """Engines of which nothing is known here, each with the command that measures them."""
+    if reading.engines is None:
+        return {}
+    own = {way.engine: way.profile_first for way in reading.engines.ways if way.profile_first}
+    ran = {way.engine for way in ways_of(reading)}
+    return {**reading.engines.missing, **{name: own[name] for name in own if name not in ran}}
+
+
 def fastest_lines(reading: Reading, dtype: str) -> list[str]:
     """The fastest way at the run's precision, measured where any was, and what is predicted to be
     faster; [] where there is one way's worth of engines."""
-    ways = ways_of(reading)
+    ways, unpriced = ways_of(reading), _unpriced(reading)
     own = [way for way in ways if way.dtype == dtype]
-    unpriced = reading.engines.missing if reading.engines is not None else {}
     each = "; ".join(f"{engine_title(name)}: {command}" for name, command in unpriced.items())
     missing = [f"Not compared, not profiled in {dtype} here ({each})."] if each else []
     if not own or (len(_kinds(ways)) < 2 and not missing):
@@ -117,14 +127,8 @@ def fastest_lines(reading: Reading, dtype: str) -> list[str]:
     if faster:  # `ways` come fastest first; what was measured before what was predicted
         other = next((way for way in faster if way.measured), faster[0])
         lines[1] += f" In {other.dtype}, another model, {way_words(other)}."
-    lines += [
-        f"{engine_title(engine)} is predicted without its own passes, which were never profiled;"
-        f" measure them: {command}"
-        for engine, command in {
-            way.engine: way.profile_first for way in own if way.profile_first
-        }.items()
-    ]
-    return lines + missing
+    lines[1] = " ".join([lines[1], *missing])
+    return lines
 
 
 def whole_headline(run: Run, reading: Reading) -> Headline:

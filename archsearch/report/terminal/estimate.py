@@ -213,9 +213,6 @@ def _said(result: Estimated) -> list[str]:
     unprofiled = latency_warning(result.latency, result.target)
     said = [f"WARNING: {text}." for text in (unprofiled, *result.warnings) if text]
     said += result.prompts_words()
-    unsure = any(words in result.latency for words in ("carried over", "weights in"))
-    if unsure or any(entry.score.draft_s.source == "roofline" for entry in result.drafts):
-        said.append(f"Latency: {result.latency}.")
     return [*said, *result.notes(), *(f"{row.words}." for row in result.differences)]
 
 

@@ -209,7 +209,7 @@ def search_text(result: Searched, *, explain: bool) -> str:
     above.insert(1, rests_on)
     unprofiled = latency_warning(result.latency, result.target)
     warnings = [*([unprofiled] if unprofiled else []), *result.warnings, *reading.problems]
-    above += [f"WARNING: {text}." for text in warnings[:1]]
+    above += [f"WARNING: {text}." for text in warnings[:2]]
     why, command = _next_step(result, run, options, head.next)
     below = [
         *wrapped([f"{why}:"]),
