@@ -47,6 +47,10 @@ from archsearch.traffic.mix_scorer import MixScorer
 from archsearch.traffic.traces import Lengths
 from archsearch.workload import DTYPE_BYTES, WEIGHT_BYTES, Workload, WorkloadRequest
 
+PADDED: Final = (
+    "if only padding differs, vLLM takes the draft once its rows are padded to the target's (vLLM"
+    " issue 5203)"
+)
 PADDING: Final = 512
 """Rows by which vocabularies of one tokenizer differ, at most (Qwen2.5: 151,936 and 152,064)."""
 
@@ -317,8 +321,10 @@ def _priced(
             )
         notes = [*each.notes, *([doubt] if doubt and request.alpha == "prior" else [])]
         rows, own_rows = target.vocab_size, each.drafter.architecture.vocab_size
+        other = abs(rows - own_rows) > PADDING
         if rows != own_rows:
-            notes.append(f"vocabulary {own_rows}, target {rows}: engines need the same tokenizer")
+            why = "engines need the same tokenizer" if other else PADDED
+            notes.append(f"vocabulary {own_rows}, target {rows}: {why}")
         if workload.context_len > longest:
             notes.append(
                 f"{workload.context_len:,} tokens are more than the target's {longest:,} positions"
@@ -330,7 +336,6 @@ def _priced(
                 f" {usable / 2**30:.0f} are usable: raise --tensor-parallel, or lower --batch-size"
                 " or --context"
             )
-        other = abs(rows - own_rows) > PADDING
         bought = None if each.hub_id or request.trained_tokens is not None else budget
         context = replace(trained_as(scorer.context, each.model, training, tokens), budget=bought)
         if unknown:
