@@ -388,7 +388,7 @@ def llama_cpp(setup: Setup) -> Serving:
     tokens, least = setup.stops.get("llama.cpp", (setup.gamma, 0.0))
     draft, gamma = str(setup.folder / GGUF_FILE), str(tokens)
     kind = "draft-simple" if setup.family == INDEPENDENT else f"draft-{setup.family}"
-    lookup = ENGINES["llama.cpp"].newest_ngram
+    lookup = ENGINES["llama.cpp"].newest_ngram or 2
     own = "`TARGET.gguf` is the target in GGUF, in the precision that was measured."
     named = (own,) * (setup.target_gguf == "TARGET.gguf")
     notes = (

@@ -197,8 +197,8 @@ def search_text(result: Searched, *, explain: bool) -> str:
         above = [whole.title, *whole.lines[:HEADLINE_LINES]]
         above += [line for line in whole.lines[HEADLINE_LINES:] if line.startswith("Not on unseen")]
     else:
-        hours = budget.gpu_hours if budget else None
-        above = sentences(options, where, unit, hours, result.remedied)
+        given = budget.gpu_hours if budget else None
+        above = sentences(options, where, unit, given, result.remedied)
         above[1:1] = [" ".join(fastest_lines(reading, run.dtype)[:2])]
     # without how it runs independent drafts: the drafter that leads may be another
     served = result.by.served.removesuffix(f", {result.by.engine_class}")
