@@ -30,7 +30,7 @@ from archsearch.acceptance.learnt import (
     tokens_behind,
 )
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.counts import body_parameters, parameters
+from archsearch.architecture.counts import body_parameters, pass_parameters
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
 
@@ -195,8 +195,8 @@ def target_body(target: Architecture | None) -> float:
 
 
 def tokens_of(context: AcceptanceContext, parameters: float) -> float:
-    """Tokens of the target's text that a draft of `parameters` in all (a number or an array) learns
-    from in this context."""
+    """Tokens of the target's text that a draft with `parameters` in a pass (a number or an array)
+    learns from in this context."""
     given = context.trained_tokens
     return training_tokens(context, parameters) if given is None else given
 
@@ -249,7 +249,7 @@ def shape_terms(arch: Architecture, context: AcceptanceContext) -> dict[str, flo
             )
             result["long_context"] = max(0.0, math.log2(max(seen, 1) / HEAD_CONTEXT))
         return result | depth_terms(arch.num_hidden_layers, context.drafter)
-    tokens = tokens_of(context, parameters(arch))
+    tokens = tokens_of(context, pass_parameters(arch))
     learning = learning_of(arch, context, tokens)
     target, body, beside = context.target, body_parameters(arch), target_body(context.target)
     of_body = {

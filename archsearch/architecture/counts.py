@@ -122,6 +122,11 @@ def body_parameters(arch: Architecture) -> int:
     return _all_layers(arch) + norm_params(arch)
 
 
+def pass_parameters(arch: Architecture) -> int:
+    """Parameters that a token is multiplied with: a row of a table is only looked up."""
+    return body_parameters(arch) + arch.head_rows * arch.hidden_size
+
+
 def weight_bytes_per_pass(arch: Architecture, dtype_bytes: float) -> int:
     """Bytes of weights a forward pass reads: layers, norm and head, and all experts (many tokens
     meet them all). The embedding is a lookup of a few rows."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, Self, get_args
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.counts import pass_parameters
 from archsearch.architecture.hf_fields import check_types
 from archsearch.architecture.ops import PassOps
 from archsearch.architecture.published_drafters import PublishedDrafter
@@ -184,7 +185,8 @@ class Drafter(ABC):
     @property
     def training_parameters(self) -> float:
         """Parameters whose passes are paid for each token of a training."""
-        return self.training_rows * self.parameters()
+        whole = pass_parameters(self.architecture) if self.is_model else self.parameters()
+        return self.training_rows * whole
 
     def body_parameters(self) -> int:
         """Parameters of its layers and what feeds them, without embedding and head; 0 where it has

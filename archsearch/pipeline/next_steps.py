@@ -19,7 +19,7 @@ from archsearch.acceptance.learnt import training_of
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.acceptance.terms import tokens_of
 from archsearch.architecture import catalogue
-from archsearch.architecture.counts import parameters
+from archsearch.architecture.counts import parameters, pass_parameters
 from archsearch.engine_facts import ENGINES, engine_facts, engines_that
 from archsearch.engines.environments.environment import find_python
 from archsearch.errors import ArchsearchError
@@ -195,7 +195,7 @@ def _short_trainings(session: SearchSession, belief: Belief) -> Iterator[Step]:
         if not schedule:
             continue
         tokens = schedule[-1].tokens
-        whole = parameters(belief.scores[0].architecture)
+        whole = pass_parameters(belief.scores[0].architecture)
         full = max(tokens, round(float(tokens_of(session.scorer.context, whole))))
         std = PROMPT_LOGIT_STD / math.sqrt(PROMPTS)
         common = math.hypot(growth(MEASURED, tokens, full).std, std)

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Final
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.counts import pass_parameters
 from archsearch.capacity import fits
 from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.hardware.device import Device
@@ -37,6 +38,9 @@ TEACHER_TOKENS: Final = 2048  # in a pass of the teacher
 # A100 (their tokens and hours, 6 operations a parameter and token).
 TRAINING_SHARE: Final = 0.3
 RANKS: Final = (1, 2, 4, 8)
+# Of a CPU's peak that the target reaches as archsearch lets it write, prompts read: .18 of two
+# threads of a Xeon, whose trainings reached .25 (benchmarks/results/2026-11-25-demo-budget).
+CPU_WRITING_SHARE: Final = 0.2
 # Tokens seen / distinct tokens written of twelve searches on CPUs, 10 to 45 minutes long: 5 to 29,
 # median 14 (benchmarks/results/2026-11-22-searches to 2026-11-26-mixed).
 CPU_EPOCHS: Final = 14.0
@@ -52,8 +56,9 @@ def training_budget(
     many devices as make a token cheapest, of those that hold it; `workload` says
     the dtype and mode, and how many devices hold it where no number of RANKS does.
     """
-    if device.kind == "cpu":  # archsearch's trainer: texts in one block, their probabilities kept
-        write = _read_s(latency, target, _at(workload, 1, 1)) / WRITING_SHARE
+    if device.kind == "cpu":  # archsearch's trainer, which keeps what the writer's passes say
+        quickest = max(device.flops_per_s.values(), default=training_peak(device))
+        write = 2.0 * pass_parameters(target) / (CPU_WRITING_SHARE * quickest)
         teach, epochs = 0.0, CPU_EPOCHS
     else:
         served = _served(target, device, workload)
@@ -69,11 +74,10 @@ def training_budget(
 
 def training_peak(device: Device) -> float:
     """Operations a second of the dtype that a drafter is trained in."""
-    known = [device.flops_per_s[name] for name in DTYPES if name in device.flops_per_s]
-    if known and device.kind != "cpu":
-        return known[0]
+    names = DTYPES[::-1] if device.kind == "cpu" else DTYPES  # a CPU trains in float32
+    known = [device.flops_per_s[name] for name in names if name in device.flops_per_s]
     # A profile without peaks: as slow as its memory, an operation a byte.
-    return max(device.flops_per_s.values(), default=device.bandwidth_bytes_per_s)
+    return next(iter(known), device.bandwidth_bytes_per_s)
 
 
 def _served(target: Architecture, device: Device, workload: Workload) -> list[Workload]:
@@ -108,14 +112,10 @@ def _per_token(
     ranks = served.tensor_parallel
     decode_s = latency.decode_s(target, served).value
     write = ranks * decode_s / (served.batch_size * WRITING_SHARE)
-    teach = ranks * _read_s(latency, target, served)
+    reading = Workload(1, 0, ranks, served.dtype, served.mode)
+    whole = latency.verify_s(target, reading, TEACHER_TOKENS - 1).value
+    teach = ranks * whole / TEACHER_TOKENS
     return write, min(teach, write) if math.isfinite(teach) else write
-
-
-def _read_s(latency: LatencyOfRounds, target: Architecture, served: Workload) -> float:
-    """Seconds of a token in a long pass of the target."""
-    reading = Workload(1, 0, served.tensor_parallel, served.dtype, served.mode)
-    return latency.verify_s(target, reading, TEACHER_TOKENS - 1).value / TEACHER_TOKENS
 
 
 GPU_HOURS: Final = (1.0, 10.0, 100.0, 1000.0)

@@ -242,7 +242,7 @@ class MixScorer(Scorer):
             self.mix,
             drafter,
             self.workload,
-            training_tokens(self.context, drafter.parameters()),
+            training_tokens(self.context, drafter.training_parameters),
         )
 
     def limit_words(self) -> str:
