@@ -75,9 +75,8 @@ def checked_token_ids(draft_token_ids: Sequence[int], vocab_size: int) -> list[i
 
 
 def head_token_ids(model: nn.Module) -> Tensor | None:
-    """The kept token ids [kept] of a model with a trimmed head, None for a full head."""
-    head = model.lm_head
-    return head.draft_token_ids if isinstance(head, TrimmedHead) else None
+    """The ids [kept] (sorted) that a trimmed head proposes, None for a full head."""
+    return getattr(model.lm_head, "draft_token_ids", None)
 
 
 def draft_architecture(model: PreTrainedModel) -> Architecture:
