@@ -161,9 +161,9 @@ def test_each_worker_finds_what_it_imports_in_another_folder(
         pytest.skip(f"{package} is installed here")
     script = Path(child_engine.__file__).parents[1] / engine / "worker" / f"{engine}_worker.py"
     child = Child(Path(sys.executable), script, name=engine, timeout_s=60.0)
-    with pytest.raises(ArchsearchError, match=f"run: archsearch engine install {engine}"):
-        child.ask({"do": "versions"})
-    assert child.ask({"do": "stop"}) == {}
+    for _ in range(2):  # what the user can mend leaves it running
+        with pytest.raises(ArchsearchError, match=f"run: archsearch engine install {engine}"):
+            child.ask({"do": "versions"})
     child.close()
 
 
