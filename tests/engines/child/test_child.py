@@ -110,7 +110,7 @@ def test_failures_end_it_with_one_line(script: Path, request_: str, words: str) 
     child = start(script)
     with pytest.raises(RunFailed, match=words):
         child.ask({"do": request_})
-    assert gone(child.pid)
+    assert gone(child._process.pid)
 
 
 def test_a_child_that_hangs_is_stopped(script: Path) -> None:
@@ -118,14 +118,14 @@ def test_a_child_that_hangs_is_stopped(script: Path) -> None:
     child.timeout_s = 1.0
     with pytest.raises(RunFailed, match="toy did not answer 'sleep' within 1 s"):
         child.ask({"do": "sleep"})
-    assert gone(child.pid)
+    assert gone(child._process.pid)
 
 
 def test_what_it_started_dies_with_it(script: Path) -> None:
     child = start(script)
     pid = child.ask({"do": "grandchild"})["pid"]
     child.close()
-    assert gone(pid) and gone(child.pid)
+    assert gone(pid) and gone(child._process.pid)
 
 
 def test_a_killed_parent_leaves_nothing_behind(script: Path, tmp_path: Path) -> None:
