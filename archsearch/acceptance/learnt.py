@@ -162,12 +162,9 @@ HEAD_GUESS_DECADES: Final = 1.0
 def family_of_model(name: str, shape: Architecture) -> str:
     """The family of a model: of the catalogue's entry of that name or hub id, or of that shape; ""
     where it has neither."""
-    entries = catalogue.entries()
-    named = [
-        entry for entry in entries if name.lower() in (entry.name, (entry.hub_id or "").lower())
-    ]
-    found = named or [entry for entry in entries if entry.architecture == shape]
-    return found[0].family if found else ""
+    shaped = (entry for entry in catalogue.entries() if entry.architecture == shape)
+    found = catalogue.named(name) or next(shaped, None)
+    return found.family if found else ""
 
 
 def training_of(draft: TargetRef, target: TargetRef) -> tuple[str, str]:
