@@ -31,7 +31,7 @@ from archsearch.engine_rounds import (
 )
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Array, Estimate
-from archsearch.latency.draft_passes import DraftPasses
+from archsearch.latency.draft_passes import DraftPasses, nothing_drafted
 from archsearch.latency.rounds import Passes, plain_step, round_time
 from archsearch.profiles import Measurement, Profile, RoundShape
 from archsearch.workload import Workload
@@ -48,23 +48,12 @@ IDENTIFIED: Final = 0.9  # a cost whose std fell below this share of its prior's
 
 @dataclass(frozen=True)
 class RoundRow:
-    """A measured round: `seconds` with the std of its timing, and the passes it is made of, as
-    modelled; names of the models."""
+    """A measured round, or plain step (of gamma 0): `seconds` with the std of its timing, and the
+    passes it is made of, as modelled; names of the models."""
 
     seconds: Estimate
     passes: Passes
-    draft: str
-    target: str = TARGET
-
-
-@dataclass(frozen=True)
-class StepRow:
-    """A measured plain step beside the modelled kernels of the target's pass."""
-
-    seconds: Estimate
-    kernels_s: Estimate
-    target_layers: int
-    batch: int
+    draft: str = ""
     target: str = TARGET
 
 
@@ -114,17 +103,16 @@ def prior_covariance(costs: RoundCosts) -> Array:
 class _Problem:
     """Parameters in units of their prior's std, and the residuals of rows and prior."""
 
-    def __init__(
-        self, prior: EngineRounds, rounds: Sequence[RoundRow], steps: Sequence[StepRow]
-    ) -> None:
-        self.prior, self.rounds, self.steps = prior, rounds, steps
+    def __init__(self, prior: EngineRounds, rows: Sequence[RoundRow]) -> None:
+        # rounds, then plain steps
+        self.prior, self.rows = prior, sorted(rows, key=lambda row: not row.passes.gamma)
+        drafts = [row.draft for row in self.rows if row.passes.gamma]
+        self.rounds = len(drafts)
         # [costs, costs]; a cost of no std is known, and so not fitted
         covariance = prior_covariance(prior.costs)
         self.free = [number for number in range(len(COSTS)) if covariance[number, number] > 0]
-        self.targets = list(
-            dict.fromkeys([row.target for row in rounds] + [step.target for step in steps])
-        )
-        self.models = [*self.targets, *dict.fromkeys(row.draft for row in rounds)]
+        targets = dict.fromkeys(row.target for row in self.rows)
+        self.models = [*targets, *dict.fromkeys(drafts)]
         means = [getattr(prior.costs, f"{COSTS[number]}_s").value for number in self.free]
         plain = prior.plain.step_s
         self.means = np.array([*means, plain.value, *[1.0] * len(self.models)])
@@ -142,12 +130,9 @@ class _Problem:
     def _kernel_std(self, name: str) -> float:
         """Relative std of the modelled kernels of a target or a draft: one model prices its passes,
         so they err alike."""
-        if name in self.targets:
-            stds = [row.passes.verify_s.relative_std for row in self.rounds if row.target == name]
-            stds += [row.kernels_s.relative_std for row in self.steps if row.target == name]
-        else:
-            stds = [row.passes.draft_s.relative_std for row in self.rounds if row.draft == name]
-        return max(KERNEL_STD, float(np.median(stds)))
+        passes = [row.passes.verify_s for row in self.rows if row.target == name]
+        passes = passes or [row.passes.draft_s for row in self.rows if row.draft == name]
+        return max(KERNEL_STD, float(np.median([each.relative_std for each in passes])))
 
     def unpack(self, scaled: Array) -> tuple[EngineRounds, dict[str, float]]:
         """The engine and the kernels' factors at these parameters."""
@@ -162,30 +147,28 @@ class _Problem:
         return rounds, dict(zip(self.models, values[count + 1 :].tolist(), strict=True))
 
     def predicted(self, scaled: Array) -> Array:
-        """Seconds of every round, then of every plain step."""
+        """Seconds of every row."""
         rounds, factors = self.unpack(scaled)
         rounds = replace(rounds, costs=rounds.costs.certain())
         found = []
-        for row in self.rounds:
-            target, draft = factors[row.target], factors[row.draft]
-            passes = replace(
-                row.passes,
-                verify_s=replace(row.passes.verify_s, std=0.0).times(target),
-                first_s=row.passes.first_s.times(draft),
-                later_s=row.passes.later_s.times(draft),
+        for row in self.rows:
+            passes = row.passes
+            read = replace(passes.verify_s, std=0.0).times(factors[row.target])
+            if not passes.gamma:
+                found.append(plain_step(rounds, read, passes.target_layers, passes.batch).value)
+                continue
+            first, later = (
+                each.times(factors[row.draft]) for each in (passes.first_s, passes.later_s)
             )
+            passes = replace(passes, verify_s=read, first_s=first, later_s=later)
             found.append(round_time(rounds.costs, passes).round_s.value)
-        for step in self.steps:
-            kernels = replace(step.kernels_s, std=0.0).times(factors[step.target])
-            found.append(plain_step(rounds, kernels, step.target_layers, step.batch).value)
         return np.array(found)
 
     @property
     def measured(self) -> tuple[Array, Array]:
-        """Seconds of rounds and steps, and their std."""
-        seconds = [row.seconds for row in self.rounds] + [step.seconds for step in self.steps]
-        values = np.array([found.value for found in seconds])
-        return values, np.hypot(np.array([found.std for found in seconds]), ROW_STD * values)
+        """Seconds of every row, and their std."""
+        values = np.array([row.seconds.value for row in self.rows])
+        return values, np.hypot([row.seconds.std for row in self.rows], ROW_STD * values)
 
     def residuals(self, scaled: Array) -> Array:
         """In std: rows, then the prior."""
@@ -200,18 +183,16 @@ class _Problem:
         return np.asarray(np.maximum(moved, self.lower))
 
 
-def fit_rounds(
-    prior: EngineRounds, rounds: Sequence[RoundRow], steps: Sequence[StepRow] = ()
-) -> RoundFit:
-    """`prior` with its costs fitted to measured `rounds` and plain `steps` of one engine and class.
+def fit_rounds(prior: EngineRounds, rows: Sequence[RoundRow]) -> RoundFit:
+    """`prior` with its costs fitted to measured rounds and plain steps of one engine and class.
 
     Raises ValueError without a round.
     """
     from scipy.optimize import least_squares
 
-    if not rounds:
+    problem = _Problem(prior, rows)
+    if not problem.rounds:
         raise ValueError("nothing to fit: no round was measured")
-    problem = _Problem(prior, rounds, steps)
     bounds = (problem.lower, np.inf)
     tried = [
         least_squares(problem.residuals, problem.start(factor), bounds=bounds, x_scale=1.0)
@@ -247,8 +228,8 @@ def _fit_of(
             getattr(rounds.costs, f"{name}_s").value, float(stds[place]), source
         )
     words = (
-        f"{len(problem.rounds)} rounds and {len(problem.steps)} plain steps measured here; before:"
-        f" {problem.prior.costs.source}"
+        f"{problem.rounds} rounds and {len(problem.rows) - problem.rounds} plain steps measured"
+        f" here; before: {problem.prior.costs.source}"
     )
     plain = replace(
         rounds.plain, step_s=Estimate(rounds.plain.step_s.value, float(stds[count]), "measured")
@@ -263,7 +244,7 @@ def _fit_of(
         name: Estimate(factors[name], float(stds[count + 1 + number]), "measured")
         for number, name in enumerate(problem.models)
     }
-    fitted = replace(rounds, costs=costs, plain=plain, measured=len(problem.rounds))
+    fitted = replace(rounds, costs=costs, plain=plain, measured=problem.rounds)
     return RoundFit(fitted, kernels, errors, tuple(identified))
 
 
@@ -338,8 +319,7 @@ def rounds_of_row(shape: RoundShape) -> EngineRounds | None:
 
 def _fitted(model: DraftPasses, prior: EngineRounds, rows: list[Measurement]) -> RoundFit | None:
     """The fit of `prior` to rows of its class; None where no round is among them."""
-    rounds: list[RoundRow] = []
-    steps: list[StepRow] = []
+    found: list[RoundRow] = []
     before, model.rounds = model.rounds, prior  # what a first pass reads is the class's
     try:
         for row in rows:
@@ -352,16 +332,16 @@ def _fitted(model: DraftPasses, prior: EngineRounds, rows: list[Measurement]) ->
             if shape.draft is None:
                 one = (Part(shape.batch, 1, shape.context), False)
                 kernels = model.pass_s(shape.target, one, shape.tensor_parallel)
-                steps.append(
-                    StepRow(seconds, kernels, shape.target.num_hidden_layers, shape.batch, target)
-                )
+                layers = shape.target.num_hidden_layers
+                step = replace(nothing_drafted(work), verify_s=kernels, target_layers=layers)
+                found.append(RoundRow(seconds, step, target=target))
             else:
                 verify = model.verify_s(shape.target, work, shape.gamma)
                 passes = model.round_passes(shape.target, shape.draft, work, shape.gamma, verify)
-                rounds.append(RoundRow(seconds, passes, f"draft {shape.draft.label()}", target))
+                found.append(RoundRow(seconds, passes, f"draft {shape.draft.label()}", target))
     finally:
         model.rounds = before
-    if not rounds:
+    if not any(row.passes.gamma for row in found):
         return None
-    fit = fit_rounds(prior, rounds, steps)
+    fit = fit_rounds(prior, found)
     return replace(fit, rounds=replace(fit.rounds, version=prior.version))
