@@ -110,14 +110,15 @@ class _Problem:
         self.rounds = len(drafts)
         # [costs, costs]; a cost of no std is known, and so not fitted
         covariance = prior_covariance(prior.costs)
-        self.free = [number for number in range(len(COSTS)) if covariance[number, number] > 0]
+        self.free = np.flatnonzero(np.diag(covariance) > 0)
+        self.costs = [COSTS[number] for number in self.free]
         targets = dict.fromkeys(row.target for row in self.rows)
         self.models = [*targets, *dict.fromkeys(drafts)]
-        means = [getattr(prior.costs, f"{COSTS[number]}_s").value for number in self.free]
+        means = [getattr(prior.costs, f"{name}_s").value for name in self.costs]
         plain = prior.plain.step_s
         self.means = np.array([*means, plain.value, *[1.0] * len(self.models)])
         # costs, then the plain step, then a factor for the kernels of each model
-        count = len(self.free)
+        count = len(self.costs)
         others = [max(plain.std, 1e-6), *map(self._kernel_std, self.models)]
         joint = np.diag([0.0] * count + others) ** 2
         joint[:count, :count] = covariance[np.ix_(self.free, self.free)]
@@ -134,32 +135,29 @@ class _Problem:
         passes = passes or [row.passes.draft_s for row in self.rows if row.draft == name]
         return max(KERNEL_STD, float(np.median([each.relative_std for each in passes])))
 
-    def unpack(self, scaled: Array) -> tuple[EngineRounds, dict[str, float]]:
-        """The engine and the kernels' factors at these parameters."""
-        values = np.maximum(self.means + self.stds * scaled, 0.0)
-        count = len(self.free)
-        changes: dict[str, Any] = {
-            f"{COSTS[n]}_s": Estimate(float(v), 0.0, "measured")
-            for n, v in zip(self.free, values, strict=False)
-        }
-        plain = replace(self.prior.plain, step_s=Estimate(float(values[count]), 0.0, "measured"))
+    def unpack(self, scaled: Array, stds: Array) -> tuple[EngineRounds, dict[str, Estimate]]:
+        """The engine and the kernels' factors at these parameters, of these stds."""
+        values = np.maximum(self.means + self.stds * scaled, 0.0).tolist()
+        found = [Estimate(*each, "measured") for each in zip(values, stds.tolist(), strict=True)]
+        names, count = [f"{name}_s" for name in self.costs], len(self.costs)
+        changes: dict[str, Any] = dict(zip(names, found, strict=False))
+        plain = replace(self.prior.plain, step_s=found[count])
         rounds = replace(self.prior, costs=replace(self.prior.costs, **changes), plain=plain)
-        return rounds, dict(zip(self.models, values[count + 1 :].tolist(), strict=True))
+        return rounds, dict(zip(self.models, found[count + 1 :], strict=True))
 
     def predicted(self, scaled: Array) -> Array:
         """Seconds of every row."""
-        rounds, factors = self.unpack(scaled)
+        rounds, factors = self.unpack(scaled, 0.0 * scaled)
         rounds = replace(rounds, costs=rounds.costs.certain())
         found = []
         for row in self.rows:
             passes = row.passes
-            read = replace(passes.verify_s, std=0.0).times(factors[row.target])
+            read = replace(passes.verify_s, std=0.0).times(factors[row.target].value)
             if not passes.gamma:
                 found.append(plain_step(rounds, read, passes.target_layers, passes.batch).value)
                 continue
-            first, later = (
-                each.times(factors[row.draft]) for each in (passes.first_s, passes.later_s)
-            )
+            draft = factors[row.draft].value
+            first, later = passes.first_s.times(draft), passes.later_s.times(draft)
             passes = replace(passes, verify_s=read, first_s=first, later_s=later)
             found.append(round_time(rounds.costs, passes).round_s.value)
         return np.array(found)
@@ -177,7 +175,7 @@ class _Problem:
 
     def start(self, factor: float) -> Array:
         """The prior's means, the host's times `factor`."""
-        host = [COSTS[number].startswith("host") for number in self.free]
+        host = [name.startswith("host") for name in self.costs]
         host += [False] * (1 + len(self.models))
         moved = np.where(host, (factor - 1.0) * self.means / self.stds, 0.0)
         return np.asarray(np.maximum(moved, self.lower))
@@ -204,48 +202,26 @@ def fit_rounds(prior: EngineRounds, rows: Sequence[RoundRow]) -> RoundFit:
     covariance = np.linalg.inv(curvature) * np.outer(problem.stds, problem.stds)
     values, _ = problem.measured
     errors = problem.predicted(best.x) / values - 1.0
-    return _fit_of(problem, np.asarray(best.x), covariance, tuple(errors.tolist()))
-
-
-def _fit_of(
-    problem: _Problem, scaled: Array, covariance: Array, errors: tuple[float, ...]
-) -> RoundFit:
-    """The fit's parameters as an engine's costs."""
-    rounds, factors = problem.unpack(scaled)
-    count = len(problem.free)
-    stds = np.sqrt(np.diag(covariance))
+    count, stds = len(problem.costs), np.sqrt(np.diag(covariance))
     # [costs, costs], zero where a cost was not fitted
     full = np.zeros((len(COSTS), len(COSTS)))
     full[np.ix_(problem.free, problem.free)] = covariance[:count, :count]
-    changes: dict[str, Any] = {}
-    identified = []
-    for place, number in enumerate(problem.free):
-        name = COSTS[number]
-        if stds[place] < IDENTIFIED * problem.stds[place]:
-            identified.append(name)
-        source = "measured" if name in identified else "published"
-        changes[f"{name}_s"] = Estimate(
-            getattr(rounds.costs, f"{name}_s").value, float(stds[place]), source
-        )
+    rounds, kernels = problem.unpack(best.x, stds)
+    sure = dict(zip(problem.costs, stds < IDENTIFIED * problem.stds, strict=False))
+    unsure: dict[str, Any] = {
+        f"{name}_s": replace(getattr(rounds.costs, f"{name}_s"), source="published")
+        for name in problem.costs
+        if not sure[name]
+    }
     words = (
         f"{problem.rounds} rounds and {len(problem.rows) - problem.rounds} plain steps measured"
-        f" here; before: {problem.prior.costs.source}"
+        f" here; before: {prior.costs.source}"
     )
-    plain = replace(
-        rounds.plain, step_s=Estimate(rounds.plain.step_s.value, float(stds[count]), "measured")
-    )
-    costs = replace(
-        rounds.costs,
-        **changes,
-        covariance=tuple(map(tuple, full.tolist())),
-        source=words,
-    )
-    kernels = {
-        name: Estimate(factors[name], float(stds[count + 1 + number]), "measured")
-        for number, name in enumerate(problem.models)
-    }
-    fitted = replace(rounds, costs=costs, plain=plain, measured=problem.rounds)
-    return RoundFit(fitted, kernels, errors, tuple(identified))
+    matrix = tuple(map(tuple, full.tolist()))
+    costs = replace(rounds.costs, **unsure, covariance=matrix, source=words)
+    fitted = replace(rounds, costs=costs, measured=problem.rounds)
+    identified = tuple(name for name in problem.costs if sure[name])
+    return RoundFit(fitted, kernels, tuple(errors.tolist()), identified)
 
 
 # What launching takes is the same whether the engine synchronises or not: measured in one class, it
