@@ -21,7 +21,7 @@ and SGLang's `llama_eagle3.py`). The choice of the token is part of a pass here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Final, Self
@@ -34,6 +34,7 @@ from archsearch.architecture.ops import (
     Gemm,
     Op,
     PassOps,
+    head_ops,
     layer_ops,
     shard_kv_heads,
 )
@@ -148,16 +149,17 @@ class FeatureDrafter(Drafter):
         """A pass over `tokens` rows of each sequence, of which fc makes `read` in all (None: they
         are the head's own hidden states), and the choice of `drafted` tokens."""
         m, width, layers = rows.batch * tokens, self.architecture.hidden_size, self.architecture
-        outside: Counter[Op] = Counter(_embedding(m, width, rows.ranks))
+        norm = Elementwise("norm", m * width)
+        before, after = self._ends(rows, m, drafted)
+        outside = Counter(before)
         if self.family == "mtp":
-            outside[Elementwise("norm", m * width)] += 1
-            outside[Elementwise("norm", m * self.target_hidden_size)] += 1
+            outside.update([norm, Elementwise("norm", m * self.target_hidden_size)])
         if read is not None:  # joining the inputs in memory, then fc
             outside[Elementwise("add", read * self.fc_inputs)] += 1
             outside[Gemm(read, width, self.fc_inputs)] += 1
         # EAGLE-1 has no final norm: what is left of the residual is added by a kernel of its own
-        outside[Elementwise("add" if self.family == "eagle" else "norm", m * width)] += 1
-        outside.update(self._tokens(drafted, rows))
+        outside[Elementwise("add", m * width) if self.family == "eagle" else norm] += 1
+        outside.update(after)
         in_layers: Counter[Op] = Counter()
         first, *others = layers.windows()
         in_layers.update(self._first_layer(self.layer(rows, tokens, first), m))
@@ -192,17 +194,15 @@ class FeatureDrafter(Drafter):
         joined = [Elementwise("norm", m * width), Elementwise("add", 2 * m * width)]
         return [*joined, *wide, *ops[first:]]
 
-    def _tokens(self, m: int, rows: RoundRows) -> Iterable[Op]:
-        """Logits of m rows and the choice of a token from each; the gather of logits counts as in
-        `ops.head_ops`."""
-        layers = self.architecture
-        yield Gemm(m, -(-layers.head_rows // rows.ranks), layers.hidden_size)
-        if rows.ranks > 1:
-            yield AllReduce(m * layers.head_rows // 2, rows.ranks)
-        if rows.scattered and layers.trimmed:
-            yield Elementwise("add", m * layers.vocab_size)
+    def _ends(self, rows: RoundRows, m: int, drafted: int) -> tuple[list[Op], list[Op]]:
+        """Embedding of m rows; logits of `drafted` rows and the choice of a token from each."""
+        layers, ranks = self.architecture, rows.ranks
+        ops = head_ops(layers, batch=1, tokens=m, ranks=ranks, head_tokens=drafted)
+        norm = 1 + (ranks > 1)
         read = layers.vocab_size if rows.scattered else layers.head_rows
-        yield Elementwise("sample", m * read, read)
+        if rows.scattered and layers.trimmed:
+            ops.append(Elementwise("add", drafted * read))
+        return ops[:norm], [*ops[norm + 1 :], Elementwise("sample", drafted * read, read)]
 
     def idle(self, rows: RoundRows) -> PassOps | None:
         """The catch-up pass over the one row that the target has written, without the head (vLLM,
@@ -273,13 +273,6 @@ def _usual_layers(made: type[FeatureDrafter], target: Architecture) -> Architect
     if kind == "mtp":
         return decoder
     return decoder.replace(attention_bias=False, qk_norm=kind == "dflash")
-
-
-def _embedding(m: int, width: int, ranks: int) -> Iterable[Op]:
-    """The lookup of m rows, split by vocabulary over the ranks."""
-    yield Elementwise("embed", m * width)
-    if ranks > 1:
-        yield AllReduce(m * width, ranks)
 
 
 @dataclass(frozen=True)
@@ -423,19 +416,20 @@ class DFlash(FeatureDrafter):
         layers, tokens = self.architecture, rows.gamma + 1
         m, width, count = rows.batch * tokens, layers.hidden_size, layers.num_hidden_layers
         kv_size = shard_kv_heads(layers.num_key_value_heads, rows.ranks) * layers.head_dim
-        outside: Counter[Op] = Counter(_embedding(m, width, rows.ranks))
+        before, after = self._ends(rows, m, rows.batch * rows.gamma)
+        outside = Counter(before)
         outside.update(
             [
                 Elementwise("add", m * self.fc_inputs),
                 Gemm(m, width, self.fc_inputs),
                 Gemm(m, 2 * count * kv_size, width),
                 Elementwise("rope", m * count * kv_size),
+                *[Elementwise("norm", m * width)] * 2,  # of the states and the final one
             ]
         )
-        outside[Elementwise("norm", m * width)] += 2  # of the states and the final one
         if layers.qk_norm:
             outside[Elementwise("norm", m * count * kv_size)] += 1
-        outside.update(self._tokens(rows.batch * rows.gamma, rows))
+        outside.update(after)
         in_layers: Counter[Op] = Counter()
         for window, times in layers.layers_by_window().items():
             for op in self.layer(rows, tokens, window, seen=tokens):
