@@ -35,15 +35,11 @@ import numpy as np
 
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.heads import (
-    FeatureHead,
-    HeadKind,
-    HeadRows,
-    first_pass_ops,
-    later_step_ops,
-)
 from archsearch.architecture.ops import Part
-from archsearch.architecture.published_drafters import head_of, published_for, usual_head
+from archsearch.architecture.published_drafters import published_for
+from archsearch.drafters.drafter import RoundRows
+from archsearch.drafters.heads import FeatureDrafter
+from archsearch.drafters.registry import family
 from archsearch.engine_rounds import MACHINE_STD, RoundCosts, plain_costs, round_costs
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
@@ -276,13 +272,14 @@ def step_s(row: Row, arch: Architecture, part: Part, prompts: Sequence[Part]) ->
     return found
 
 
-def published_head(target: str, kind: HeadKind) -> FeatureHead:
+def published_head(target: str, kind: str) -> FeatureDrafter:
     """The published head of a target of the catalogue, or the usual one where none is known."""
     entry = catalogue.load(target)
     rows = (row for row in published_for(entry.name, entry.architecture) if row.family == kind)
     row = next(rows, None)
-    shape = entry.architecture
-    return head_of(row, shape, kind) if row is not None else usual_head(shape, kind)
+    shape, made = entry.architecture, family(kind)
+    assert issubclass(made, FeatureDrafter)
+    return made.published(row, shape) if row is not None else made.usual(shape)
 
 
 def passes_of(row: Row, first_tokens: int, prompts: bool = True) -> Passes:
@@ -300,13 +297,13 @@ def passes_of(row: Row, first_tokens: int, prompts: bool = True) -> Passes:
         return Passes(
             verify, first, later, row.gamma, row.batch, layers, target.num_hidden_layers, reduces
         )
-    head = published_head(MODELS[row.target], row.kind)  # type: ignore[arg-type]
+    head = published_head(MODELS[row.target], row.kind)
     if "full head" in row.draft:
-        head = replace(head, decoder=head.decoder.replace(draft_vocab_size=None))
-    ops: dict[str, Any] = {"batch": row.batch, "context": row.context, "ranks": row.ranks}
-    opening = first_pass_ops(head, HeadRows(tokens=row.gamma + 1, **ops))
+        head = replace(head, architecture=head.architecture.replace(draft_vocab_size=None))
+    rows = RoundRows(row.batch, row.context, row.gamma, row.ranks)
+    opening = head.first_pass(rows)
     first = model.ops_s(opening)
-    layers = head.decoder.num_hidden_layers
+    layers = head.architecture.num_hidden_layers
     if row.kind == "dflash":  # one pass writes the block
         return Passes(
             verify,
@@ -318,14 +315,16 @@ def passes_of(row: Row, first_tokens: int, prompts: bool = True) -> Passes:
             target.num_hidden_layers,
             opening.all_reduces(),
         )
-    later = model.ops_s(later_step_ops(head, HeadRows(**ops)))
+    step = head.plan(replace(rows, gamma=2)).step
+    assert step is not None
+    later = model.ops_s(step)
     sizes = (row.gamma, row.batch, layers, target.num_hidden_layers, opening.all_reduces())
     return Passes(
         verify,
         first,
         later,
         *sizes,
-        scattered=row.klass.startswith("vllm") and head.decoder.trimmed,
+        scattered=row.klass.startswith("vllm") and head.architecture.trimmed,
     )
 
 

@@ -32,8 +32,8 @@ from typing import Any, Final
 
 from archsearch.acceptance.estimator import GivenAcceptance
 from archsearch.acceptance.lookup import Ngram
-from archsearch.architecture.published_drafters import usual_head
 from archsearch.drafters.drafter import Drafter
+from archsearch.drafters.heads import Eagle3
 from archsearch.drafters.lookup import NGram
 from archsearch.engines.engine import (
     Engine,
@@ -168,7 +168,7 @@ def make_head(case: Case, ref: TargetRef, folder: Path) -> None:
             initialise_medusa(target, case.gamma, range(ref.architecture.vocab_size)), folder, facts
         )
         return
-    decoder = usual_head(ref.architecture, "eagle3").decoder
+    decoder = Eagle3.usual(ref.architecture).architecture
     decoder = decoder.replace(num_hidden_layers=case.layers, draft_vocab_size=case.rows)
     layers, mask = (
         auxiliary_layers(ref.architecture.num_hidden_layers),

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from archsearch.acceptance.replay import replay_chains
-from archsearch.architecture.published_drafters import usual_head
 from archsearch.drafters.forms import auxiliary_layers
+from archsearch.drafters.heads import Eagle3
 from archsearch.drafts.heads import HEAD_LAYERS, HEAD_ROWS
 from archsearch.drafts.trainer import LOOK_RATIO, PATIENCE
 from archsearch.models.load import load_target
@@ -120,7 +120,7 @@ class Noted(HeadRun):
 def head_of(family: str, ref: Any, target: Any, kept: Any, layers: Any, seed: int) -> Any:
     if family == "medusa":
         return initialise_medusa(target, GAMMA, kept)
-    decoder = usual_head(ref.architecture, "eagle3").decoder
+    decoder = Eagle3.usual(ref.architecture).architecture
     decoder = decoder.replace(num_hidden_layers=HEAD_LAYERS[family], draft_vocab_size=len(kept))
     mask = 0 if family == "peagle" else None
     return initialise_eagle3(target, eagle3_config(decoder, target), layers, kept, seed, mask)

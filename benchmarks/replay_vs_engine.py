@@ -35,10 +35,11 @@ from archsearch import speedup
 from archsearch.acceptance import measured
 from archsearch.acceptance.measured import RESAMPLES, Trace
 from archsearch.acceptance.replay import replay_tau
+from archsearch.architecture.hf_config import from_hf_config
 from archsearch.engines.engine import EnginePrompt, GenerationResult, Sampling
 from archsearch.engines.transformers.engine import TransformersEngine
 from archsearch.files import write_json
-from archsearch.models.drafts import draft_architecture, load_draft
+from archsearch.models.drafts import load_draft
 from archsearch.models.load import load_target
 from archsearch.models.targets import resolve_target
 from archsearch.text.cache import CachedSequence
@@ -173,7 +174,7 @@ def main() -> None:
                 )
                 counted = engine_tau(results)
                 row: dict[str, Any] = {
-                    "draft": draft_architecture(draft).label(),
+                    "draft": from_hf_config(draft.config.to_dict()).label(),
                     "temperature": temperature,
                     "gamma": gamma,
                     "alpha": alpha.to_dict(),

@@ -40,7 +40,7 @@ def rates(draft: Any, cache: Any, rounds: int, steps: int) -> dict[str, float]:
         training.make_batch([sequences[i] for i in indices]) for indices in plan[1 : steps + 1]
     ]
     tokens = sum(batch.tokens for batch in batches)
-    kept = training.kept_token_ids(draft)
+    kept = training.head_token_ids(draft)
     head = cache.head if kept is None else cache.head[kept]
     teachers = [functional.linear(batch.hidden.to(head.dtype), head) for batch in batches]
 

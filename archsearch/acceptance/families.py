@@ -50,6 +50,7 @@ from archsearch.speedup import (
 PARALLEL_HEAD_DRIFT: Final = Estimate(-0.17, 0.14, "prior")
 # The same of PARD: its paper's first and fourth position of one draft, .93 -> .90 and .88 -> .85.
 PARALLEL_DRIFT: Final = Estimate(-0.11, 0.15, "prior")
+_IN_PARALLEL: Final = {"parallel_head": PARALLEL_HEAD_DRIFT, "parallel_draft": PARALLEL_DRIFT}
 # logit: what drafting in parallel costs at the first position. Nobody varied it at equal training;
 # one P-EAGLE head is 0.2 to 0.6 above another's EAGLE-3 head of the same target.
 PARALLEL_STD: Final = 0.3
@@ -189,26 +190,20 @@ def _of_tree(tree: Tree, chain: Acceptance, estimator: AcceptanceEstimator) -> F
 def _predicted(
     drafter: Drafter, estimator: AcceptanceEstimator, context: AcceptanceContext
 ) -> FamilyAcceptance:
-    kind = drafter.acceptance
-    if kind == "independent":
-        return FamilyAcceptance(estimator.predict(drafter.architecture, context))
-    given = isinstance(estimator, GivenAcceptance)
+    kind, shape = drafter.acceptance, drafter.architecture
+    given = estimator if isinstance(estimator, GivenAcceptance) else None
     if kind in _OWN:
-        own_kind = _OWN[kind](drafter, context)
-        if not isinstance(estimator, GivenAcceptance):
-            return own_kind
-        if estimator.rounds is not None and own_kind.share is not None:
-            return _drafting_in(own_kind, *estimator.rounds)
-        return replace(own_kind, acceptance=estimator.predict(drafter.architecture, context))
-    if kind == "parallel_draft":
-        own = estimator.predict(drafter.architecture, _bought(drafter, context))
-        if given:
-            return FamilyAcceptance(own)
-        return FamilyAcceptance(Acceptance(moved(own.alpha, 0.0, PARALLEL_STD), PARALLEL_DRIFT))
-    found = estimator.predict(drafter.architecture, context_for(drafter, context))
-    if kind == "parallel_head" and not given:
-        found = Acceptance(moved(found.alpha, 0.0, PARALLEL_STD), PARALLEL_HEAD_DRIFT)
-    if not given and (decades := _decades(drafter, context)):
+        own = _OWN[kind](drafter, context)
+        if given is None:
+            return own
+        if given.rounds is not None and own.share is not None:
+            return _drafting_in(own, *given.rounds)
+        return replace(own, acceptance=given.predict(shape, context))
+    place = (_bought if kind == "parallel_draft" else context_for)(drafter, context)
+    found = estimator.predict(shape, place)
+    if given is None and kind in _IN_PARALLEL:
+        found = Acceptance(moved(found.alpha, 0.0, PARALLEL_STD), _IN_PARALLEL[kind])
+    if given is None and (decades := _decades(drafter, context)):
         size = HEAD_SIZE.value * decades, HEAD_SIZE.std * decades
         found = replace(found, alpha=moved(found.alpha, *size))
     return FamilyAcceptance(found)

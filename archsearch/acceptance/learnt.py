@@ -162,12 +162,8 @@ HEAD_GUESS_DECADES: Final = 1.0
 def family_of_model(name: str, shape: Architecture) -> str:
     """The family of a model: of the catalogue's entry of that name or hub id, or of that shape in
     whatever precision; "" where it has neither."""
-    entries = catalogue.entries()
-    named = [
-        entry for entry in entries if name.lower() in (entry.name, (entry.hub_id or "").lower())
-    ]
-    found = named or catalogue.alike(shape)
-    return found[0].family if found else ""
+    found = catalogue.named(name) or next(iter(catalogue.alike(shape)), None)
+    return found.family if found else ""
 
 
 def training_of(draft: TargetRef, target: TargetRef) -> tuple[str, str]:

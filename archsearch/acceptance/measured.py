@@ -133,11 +133,10 @@ class Trace:
         }
         if self.ended:
             arrays["ended"] = np.array(self.ended, dtype=bool)
-        if self.confidences:
-            arrays["confidences"] = _joined(self.confidences, np.float32)
+        for name in _MEASURED:
+            if values := getattr(self, name):
+                arrays[name] = _joined(values, np.float32)
         if self.sampled:
-            arrays["chances"] = _joined(self.chances, np.float32)
-            arrays["overlaps"] = _joined(self.overlaps, np.float32)
             arrays["sampling"] = np.array([self.temperature, self.top_p])
         with atomic_path(Path(path)) as temporary, temporary.open("wb") as file:
             np.savez_compressed(file, **arrays)
@@ -158,22 +157,23 @@ class Trace:
                 )
                 categories, ids = json.loads(str(data["labels"]))
                 known = data["ended"] if "ended" in data else lengths < lengths.max(initial=0)
-                ended = tuple(bool(value) for value in known)
-                sampled = "sampling" in data
-                temperature, top_p = (
-                    (float(value) for value in data["sampling"]) if sampled else (0.0, 1.0)
-                )
-                chances = _split(data["chances"], lengths) if sampled else ()
-                overlaps = _split(data["overlaps"], lengths) if sampled else ()
-                sure = _split(data["confidences"], lengths) if "confidences" in data else ()
-                labels = (tuple(categories), tuple(ids), ended)
-                return cls(agreements, *labels, chances, overlaps, temperature, top_p, sure)
+                more: dict[str, Any] = {
+                    name: _split(data[name], lengths) for name in _MEASURED if name in data
+                }
+                if "sampling" in data:
+                    more["temperature"], more["top_p"] = map(float, data["sampling"])
+                labels = (tuple(categories), tuple(ids), tuple(map(bool, known)))
+                return cls(agreements, *labels, **more)
         except FileNotFoundError:
             raise MissingDataError(f"agreement trace not found: {path}") from None
         except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
             raise ArchsearchError(
                 f"{path} is not an agreement trace ({error}); measure the draft again"
             ) from error
+
+
+# numbers at every token, beside `agreements`
+_MEASURED: Final = ("confidences", "chances", "overlaps")
 
 
 def _joined(arrays: Sequence[np.ndarray], dtype: Any) -> np.ndarray:

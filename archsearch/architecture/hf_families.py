@@ -269,13 +269,19 @@ def _only(config: Config, name: str, allowed: tuple[object, ...]) -> None:
         )
 
 
-def _pattern(window: int, period: int, layers: int) -> dict[str, object]:
-    """`period` - 1 layers with a window, then one without."""
+def _pattern(config: Config, base: Architecture, window: int, period: int) -> dict[str, object]:
+    """`period` - 1 layers with a window, then one without; `layer_types` that say otherwise are
+    refused, but of Llama 4, which names its chunks."""
     letters = "S" * (period - 1) + "L"
-    return {
-        "window_pattern": letters[:layers] if layers < period else letters,
-        "sliding_window": window,
-    }
+    kinds = ["sliding_attention"] * (period - 1) + ["full_attention"]
+    types, layers = config.get("layer_types"), base.num_hidden_layers
+    usual = [kinds[n % period] for n in range(layers)]
+    if types is not None and list(types) != usual and base.model_type != "llama4_text":
+        raise InvalidShapeError(
+            f"layer_types of model_type {base.model_type!r} other than one full layer in {period}"
+            " are not modelled"
+        )
+    return {"window_pattern": letters[:layers], "sliding_window": window}
 
 
 def _mixture(config: Config, columns: int, *names: str) -> dict[str, int]:
@@ -300,14 +306,6 @@ def _qwen3_moe(config: Config, base: Architecture) -> Architecture:
 
 def _gpt_oss(config: Config, base: Architecture) -> Architecture:
     """Biases everywhere, a sink a head, every other layer (the first among them) with a window."""
-    types = config.get("layer_types")
-    if types is not None and list(types) != [
-        ("sliding_attention", "full_attention")[n % 2] for n in range(base.num_hidden_layers)
-    ]:
-        raise InvalidShapeError(
-            "layer_types of model_type 'gpt_oss' other than sliding and full in turn are not"
-            " modelled"
-        )
     biases = bool(config.get("attention_bias", True))
     return base.replace(
         **_mixture(config, base.intermediate_size, "num_local_experts", "num_experts"),
@@ -315,7 +313,7 @@ def _gpt_oss(config: Config, base: Architecture) -> Architecture:
         attention_output_bias=biases,
         mlp_bias=True,
         attention_sinks=True,
-        **_pattern(int(config.get("sliding_window") or 128), 2, base.num_hidden_layers),
+        **_pattern(config, base, int(config.get("sliding_window") or 128), 2),
     )
 
 
@@ -335,7 +333,7 @@ def _llama4(config: Config, base: Architecture) -> Architecture:
     return base.replace(
         **mixture,
         intermediate_size=required(config, "intermediate_size_mlp", "intermediate_size"),
-        **_pattern(int(config.get("attention_chunk_size") or 8192), 4, base.num_hidden_layers),
+        **_pattern(config, base, int(config.get("attention_chunk_size") or 8192), 4),
     )
 
 
@@ -368,18 +366,10 @@ def _glm4_moe(config: Config, base: Architecture) -> Architecture:
 def _gemma3(config: Config, base: Architecture) -> Architecture:
     """Norms before and behind attention and FFN, normed queries and keys, five layers with a window
     and one without."""
-    window, layers = int(config.get("sliding_window") or 4096), base.num_hidden_layers
+    window = int(config.get("sliding_window") or 4096)
     period = int(config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6)
-    types = config.get("layer_types")
-    usual = [
-        "full_attention" if (n + 1) % period == 0 else "sliding_attention" for n in range(layers)
-    ]
-    if types is not None and list(types) != usual:
-        raise InvalidShapeError(
-            f"layer_types of model_type 'gemma3_text' other than one full layer in {period} are not"
-            " modelled"
-        )
-    return base.replace(qk_norm=True, sandwich_norms=True, **_pattern(window, period, layers))
+    pattern = _pattern(config, base, window, period)
+    return base.replace(qk_norm=True, sandwich_norms=True, **pattern)
 
 
 def _phi3(config: Config, base: Architecture) -> Architecture:

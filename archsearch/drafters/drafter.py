@@ -52,8 +52,10 @@ class RoundRows:
     """One round as an engine runs it: `gamma` draft tokens for each of `batch` sequences with
     `context` tokens in the cache.
 
-    `ranks`: devices that share the drafter. `fused`, `scattered`: as in
-    `architecture.heads.HeadRows`.
+    `ranks`: devices that share the drafter. `fused`: as in `layer_ops`. `scattered`: a trimmed
+    head's logits go into a row of the whole vocabulary before the token is chosen (`compute_logits`
+    in vLLM's `llama_eagle3.py`); others, and vLLM with `use_local_argmax_reduction`, choose among
+    the trimmed rows.
     """
 
     batch: int

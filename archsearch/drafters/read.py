@@ -10,10 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.heads import FeatureHead, HeadKind
 from archsearch.architecture.hf_config import from_hf_config
 from archsearch.architecture.hf_fields import Config, check_fields
-from archsearch.architecture.published_drafters import AUXILIARY_STATES, BLOCK_LAYERS
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.heads import DFlash, Eagle, Eagle3, FeatureDrafter, Medusa, PEagle
 from archsearch.drafters.models import Pard
@@ -131,19 +129,12 @@ def layer_ids(config: Config) -> tuple[int, ...]:
     return ()
 
 
-def _feature(
-    kind: HeadKind, made: type[FeatureDrafter], states: int
-) -> Callable[[Config, Architecture], Drafter]:
+def _feature(made: type[FeatureDrafter]) -> Callable[[Config, Architecture], Drafter]:
     def read(config: Config, target: Architecture) -> Drafter:
         decoder = _decoder(config)
         width = int(config.get("target_hidden_size") or decoder.hidden_size)
-        # Before the head is put together: a narrow one without `target_hidden_size` is another
-        # target's.
-        made(decoder, width, 1, decoder.hidden_size != width).check(target)
-        read_states = len(layer_ids(config)) or states
-        return made.from_head(
-            FeatureHead(kind, decoder, width, read_states, decoder.hidden_size != width)
-        )
+        states = len(layer_ids(config)) or made.usual_states()
+        return made(decoder, width, states, decoder.hidden_size != width)
 
     return read
 
@@ -169,10 +160,10 @@ def _medusa(config: Config, target: Architecture) -> Drafter:
 
 
 _READERS: Final[Mapping[str, Callable[[Config, Architecture], Drafter]]] = {
-    "eagle3": _feature("eagle3", Eagle3, AUXILIARY_STATES),
-    "eagle": _feature("eagle", Eagle, 1),
-    "peagle": _feature("peagle", PEagle, AUXILIARY_STATES),
-    "dflash": _feature("dflash", DFlash, BLOCK_LAYERS),
+    "eagle3": _feature(Eagle3),
+    "eagle": _feature(Eagle),
+    "peagle": _feature(PEagle),
+    "dflash": _feature(DFlash),
     "medusa": _medusa,
     "pard": lambda config, _: Pard(from_hf_config(config)),
 }

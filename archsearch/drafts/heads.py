@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.acceptance.replay import Replay, replay_chains, replays
-from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.published_drafters import usual_head
 from archsearch.drafters.forms import auxiliary_layers
+from archsearch.drafters.heads import Eagle3
 from archsearch.drafts.trainer import LOOK_RATIO, PATIENCE, DraftTrainer
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
@@ -282,7 +281,7 @@ class HeadTrainer:
         target = self.trainer.source_of_weights()
         if plan.family == "medusa":
             return initialise_medusa(target, plan.gamma, kept).to(self.trainer.device)
-        decoder: Architecture = usual_head(self.trainer.target.architecture, "eagle3").decoder
+        decoder = Eagle3.usual(self.trainer.target.architecture).architecture
         decoder = decoder.replace(num_hidden_layers=plan.layers, draft_vocab_size=len(kept))
         words = self.trainer.tokenizer
         # what the further rows of a P-EAGLE head read: a token that says nothing in text

@@ -31,7 +31,7 @@ from archsearch.engine_rounds import (
 )
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Array, Estimate
-from archsearch.latency.draft_passes import DraftPasses
+from archsearch.latency.draft_passes import DraftPasses, nothing_drafted
 from archsearch.latency.rounds import Passes, plain_step, round_time
 from archsearch.profiles import Measurement, Profile, RoundShape
 from archsearch.workload import Workload
@@ -48,23 +48,12 @@ IDENTIFIED: Final = 0.9  # a cost whose std fell below this share of its prior's
 
 @dataclass(frozen=True)
 class RoundRow:
-    """A measured round: `seconds` with the std of its timing, and the passes it is made of, as
-    modelled; names of the models."""
+    """A measured round, or plain step (of gamma 0): `seconds` with the std of its timing, and the
+    passes it is made of, as modelled; names of the models."""
 
     seconds: Estimate
     passes: Passes
-    draft: str
-    target: str = TARGET
-
-
-@dataclass(frozen=True)
-class StepRow:
-    """A measured plain step beside the modelled kernels of the target's pass."""
-
-    seconds: Estimate
-    kernels_s: Estimate
-    target_layers: int
-    batch: int
+    draft: str = ""
     target: str = TARGET
 
 
@@ -114,22 +103,22 @@ def prior_covariance(costs: RoundCosts) -> Array:
 class _Problem:
     """Parameters in units of their prior's std, and the residuals of rows and prior."""
 
-    def __init__(
-        self, prior: EngineRounds, rounds: Sequence[RoundRow], steps: Sequence[StepRow]
-    ) -> None:
-        self.prior, self.rounds, self.steps = prior, rounds, steps
+    def __init__(self, prior: EngineRounds, rows: Sequence[RoundRow]) -> None:
+        # rounds, then plain steps
+        self.prior, self.rows = prior, sorted(rows, key=lambda row: not row.passes.gamma)
+        drafts = [row.draft for row in self.rows if row.passes.gamma]
+        self.rounds = len(drafts)
         # [costs, costs]; a cost of no std is known, and so not fitted
         covariance = prior_covariance(prior.costs)
-        self.free = [number for number in range(len(COSTS)) if covariance[number, number] > 0]
-        self.targets = list(
-            dict.fromkeys([row.target for row in rounds] + [step.target for step in steps])
-        )
-        self.models = [*self.targets, *dict.fromkeys(row.draft for row in rounds)]
-        means = [getattr(prior.costs, f"{COSTS[number]}_s").value for number in self.free]
+        self.free = np.flatnonzero(np.diag(covariance) > 0)
+        self.costs = [COSTS[number] for number in self.free]
+        targets = dict.fromkeys(row.target for row in self.rows)
+        self.models = [*targets, *dict.fromkeys(drafts)]
+        means = [getattr(prior.costs, f"{name}_s").value for name in self.costs]
         plain = prior.plain.step_s
         self.means = np.array([*means, plain.value, *[1.0] * len(self.models)])
         # costs, then the plain step, then a factor for the kernels of each model
-        count = len(self.free)
+        count = len(self.costs)
         others = [max(plain.std, 1e-6), *map(self._kernel_std, self.models)]
         joint = np.diag([0.0] * count + others) ** 2
         joint[:count, :count] = covariance[np.ix_(self.free, self.free)]
@@ -142,50 +131,42 @@ class _Problem:
     def _kernel_std(self, name: str) -> float:
         """Relative std of the modelled kernels of a target or a draft: one model prices its passes,
         so they err alike."""
-        if name in self.targets:
-            stds = [row.passes.verify_s.relative_std for row in self.rounds if row.target == name]
-            stds += [row.kernels_s.relative_std for row in self.steps if row.target == name]
-        else:
-            stds = [row.passes.draft_s.relative_std for row in self.rounds if row.draft == name]
-        return max(KERNEL_STD, float(np.median(stds)))
+        passes = [row.passes.verify_s for row in self.rows if row.target == name]
+        passes = passes or [row.passes.draft_s for row in self.rows if row.draft == name]
+        return max(KERNEL_STD, float(np.median([each.relative_std for each in passes])))
 
-    def unpack(self, scaled: Array) -> tuple[EngineRounds, dict[str, float]]:
-        """The engine and the kernels' factors at these parameters."""
-        values = np.maximum(self.means + self.stds * scaled, 0.0)
-        count = len(self.free)
-        changes: dict[str, Any] = {
-            f"{COSTS[n]}_s": Estimate(float(v), 0.0, "measured")
-            for n, v in zip(self.free, values, strict=False)
-        }
-        plain = replace(self.prior.plain, step_s=Estimate(float(values[count]), 0.0, "measured"))
+    def unpack(self, scaled: Array, stds: Array) -> tuple[EngineRounds, dict[str, Estimate]]:
+        """The engine and the kernels' factors at these parameters, of these stds."""
+        values = np.maximum(self.means + self.stds * scaled, 0.0).tolist()
+        found = [Estimate(*each, "measured") for each in zip(values, stds.tolist(), strict=True)]
+        names, count = [f"{name}_s" for name in self.costs], len(self.costs)
+        changes: dict[str, Any] = dict(zip(names, found, strict=False))
+        plain = replace(self.prior.plain, step_s=found[count])
         rounds = replace(self.prior, costs=replace(self.prior.costs, **changes), plain=plain)
-        return rounds, dict(zip(self.models, values[count + 1 :].tolist(), strict=True))
+        return rounds, dict(zip(self.models, found[count + 1 :], strict=True))
 
     def predicted(self, scaled: Array) -> Array:
-        """Seconds of every round, then of every plain step."""
-        rounds, factors = self.unpack(scaled)
+        """Seconds of every row."""
+        rounds, factors = self.unpack(scaled, 0.0 * scaled)
         rounds = replace(rounds, costs=rounds.costs.certain())
         found = []
-        for row in self.rounds:
-            target, draft = factors[row.target], factors[row.draft]
-            passes = replace(
-                row.passes,
-                verify_s=replace(row.passes.verify_s, std=0.0).times(target),
-                first_s=row.passes.first_s.times(draft),
-                later_s=row.passes.later_s.times(draft),
-            )
+        for row in self.rows:
+            passes = row.passes
+            read = replace(passes.verify_s, std=0.0).times(factors[row.target].value)
+            if not passes.gamma:
+                found.append(plain_step(rounds, read, passes.target_layers, passes.batch).value)
+                continue
+            draft = factors[row.draft].value
+            first, later = passes.first_s.times(draft), passes.later_s.times(draft)
+            passes = replace(passes, verify_s=read, first_s=first, later_s=later)
             found.append(round_time(rounds.costs, passes).round_s.value)
-        for step in self.steps:
-            kernels = replace(step.kernels_s, std=0.0).times(factors[step.target])
-            found.append(plain_step(rounds, kernels, step.target_layers, step.batch).value)
         return np.array(found)
 
     @property
     def measured(self) -> tuple[Array, Array]:
-        """Seconds of rounds and steps, and their std."""
-        seconds = [row.seconds for row in self.rounds] + [step.seconds for step in self.steps]
-        values = np.array([found.value for found in seconds])
-        return values, np.hypot(np.array([found.std for found in seconds]), ROW_STD * values)
+        """Seconds of every row, and their std."""
+        values = np.array([row.seconds.value for row in self.rows])
+        return values, np.hypot([row.seconds.std for row in self.rows], ROW_STD * values)
 
     def residuals(self, scaled: Array) -> Array:
         """In std: rows, then the prior."""
@@ -194,24 +175,22 @@ class _Problem:
 
     def start(self, factor: float) -> Array:
         """The prior's means, the host's times `factor`."""
-        host = [COSTS[number].startswith("host") for number in self.free]
+        host = [name.startswith("host") for name in self.costs]
         host += [False] * (1 + len(self.models))
         moved = np.where(host, (factor - 1.0) * self.means / self.stds, 0.0)
         return np.asarray(np.maximum(moved, self.lower))
 
 
-def fit_rounds(
-    prior: EngineRounds, rounds: Sequence[RoundRow], steps: Sequence[StepRow] = ()
-) -> RoundFit:
-    """`prior` with its costs fitted to measured `rounds` and plain `steps` of one engine and class.
+def fit_rounds(prior: EngineRounds, rows: Sequence[RoundRow]) -> RoundFit:
+    """`prior` with its costs fitted to measured rounds and plain steps of one engine and class.
 
     Raises ValueError without a round.
     """
     from scipy.optimize import least_squares
 
-    if not rounds:
+    problem = _Problem(prior, rows)
+    if not problem.rounds:
         raise ValueError("nothing to fit: no round was measured")
-    problem = _Problem(prior, rounds, steps)
     bounds = (problem.lower, np.inf)
     tried = [
         least_squares(problem.residuals, problem.start(factor), bounds=bounds, x_scale=1.0)
@@ -223,48 +202,26 @@ def fit_rounds(
     covariance = np.linalg.inv(curvature) * np.outer(problem.stds, problem.stds)
     values, _ = problem.measured
     errors = problem.predicted(best.x) / values - 1.0
-    return _fit_of(problem, np.asarray(best.x), covariance, tuple(errors.tolist()))
-
-
-def _fit_of(
-    problem: _Problem, scaled: Array, covariance: Array, errors: tuple[float, ...]
-) -> RoundFit:
-    """The fit's parameters as an engine's costs."""
-    rounds, factors = problem.unpack(scaled)
-    count = len(problem.free)
-    stds = np.sqrt(np.diag(covariance))
+    count, stds = len(problem.costs), np.sqrt(np.diag(covariance))
     # [costs, costs], zero where a cost was not fitted
     full = np.zeros((len(COSTS), len(COSTS)))
     full[np.ix_(problem.free, problem.free)] = covariance[:count, :count]
-    changes: dict[str, Any] = {}
-    identified = []
-    for place, number in enumerate(problem.free):
-        name = COSTS[number]
-        if stds[place] < IDENTIFIED * problem.stds[place]:
-            identified.append(name)
-        source = "measured" if name in identified else "published"
-        changes[f"{name}_s"] = Estimate(
-            getattr(rounds.costs, f"{name}_s").value, float(stds[place]), source
-        )
-    words = (
-        f"{len(problem.rounds)} rounds and {len(problem.steps)} plain steps measured here; before:"
-        f" {problem.prior.costs.source}"
-    )
-    plain = replace(
-        rounds.plain, step_s=Estimate(rounds.plain.step_s.value, float(stds[count]), "measured")
-    )
-    costs = replace(
-        rounds.costs,
-        **changes,
-        covariance=tuple(map(tuple, full.tolist())),
-        source=words,
-    )
-    kernels = {
-        name: Estimate(factors[name], float(stds[count + 1 + number]), "measured")
-        for number, name in enumerate(problem.models)
+    rounds, kernels = problem.unpack(best.x, stds)
+    sure = dict(zip(problem.costs, stds < IDENTIFIED * problem.stds, strict=False))
+    unsure: dict[str, Any] = {
+        f"{name}_s": replace(getattr(rounds.costs, f"{name}_s"), source="published")
+        for name in problem.costs
+        if not sure[name]
     }
-    fitted = replace(rounds, costs=costs, plain=plain, measured=len(problem.rounds))
-    return RoundFit(fitted, kernels, errors, tuple(identified))
+    words = (
+        f"{problem.rounds} rounds and {len(problem.rows) - problem.rounds} plain steps measured"
+        f" here; before: {prior.costs.source}"
+    )
+    matrix = tuple(map(tuple, full.tolist()))
+    costs = replace(rounds.costs, **unsure, covariance=matrix, source=words)
+    fitted = replace(rounds, costs=costs, measured=problem.rounds)
+    identified = tuple(name for name in problem.costs if sure[name])
+    return RoundFit(fitted, kernels, tuple(errors.tolist()), identified)
 
 
 # What launching takes is the same whether the engine synchronises or not: measured in one class, it
@@ -338,8 +295,7 @@ def rounds_of_row(shape: RoundShape) -> EngineRounds | None:
 
 def _fitted(model: DraftPasses, prior: EngineRounds, rows: list[Measurement]) -> RoundFit | None:
     """The fit of `prior` to rows of its class; None where no round is among them."""
-    rounds: list[RoundRow] = []
-    steps: list[StepRow] = []
+    found: list[RoundRow] = []
     before, model.rounds = model.rounds, prior  # what a first pass reads is the class's
     try:
         for row in rows:
@@ -352,16 +308,16 @@ def _fitted(model: DraftPasses, prior: EngineRounds, rows: list[Measurement]) ->
             if shape.draft is None:
                 one = (Part(shape.batch, 1, shape.context), False)
                 kernels = model.pass_s(shape.target, one, shape.tensor_parallel)
-                steps.append(
-                    StepRow(seconds, kernels, shape.target.num_hidden_layers, shape.batch, target)
-                )
+                layers = shape.target.num_hidden_layers
+                step = replace(nothing_drafted(work), verify_s=kernels, target_layers=layers)
+                found.append(RoundRow(seconds, step, target=target))
             else:
                 verify = model.verify_s(shape.target, work, shape.gamma)
                 passes = model.round_passes(shape.target, shape.draft, work, shape.gamma, verify)
-                rounds.append(RoundRow(seconds, passes, f"draft {shape.draft.label()}", target))
+                found.append(RoundRow(seconds, passes, f"draft {shape.draft.label()}", target))
     finally:
         model.rounds = before
-    if not rounds:
+    if not any(row.passes.gamma for row in found):
         return None
-    fit = fit_rounds(prior, rounds, steps)
+    fit = fit_rounds(prior, found)
     return replace(fit, rounds=replace(fit.rounds, version=prior.version))

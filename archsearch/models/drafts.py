@@ -33,8 +33,7 @@ class TrimmedHead(nn.Module):
     """A language-model head that has rows for `draft_token_ids` only and answers -inf for every
     other token.
 
-    forward: [..., hidden] -> [..., vocab]. `kept_logits`: [..., hidden] -> [..., kept], what
-    training needs.
+    forward: [..., hidden] -> [..., vocab].
     """
 
     draft_token_ids: Tensor
@@ -53,11 +52,8 @@ class TrimmedHead(nn.Module):
         self.register_buffer("draft_token_ids", torch.tensor(ids, dtype=torch.long))
         nn.init.normal_(self.weight, std=0.02)
 
-    def kept_logits(self, hidden: Tensor) -> Tensor:
-        return functional.linear(hidden, self.weight)
-
     def forward(self, hidden: Tensor) -> Tensor:
-        kept = self.kept_logits(hidden)
+        kept = functional.linear(hidden, self.weight)
         logits = kept.new_full((*kept.shape[:-1], self.out_features), float("-inf"))
         return logits.index_copy_(-1, self.draft_token_ids, kept)
 
@@ -75,15 +71,8 @@ def checked_token_ids(draft_token_ids: Sequence[int], vocab_size: int) -> list[i
 
 
 def head_token_ids(model: nn.Module) -> Tensor | None:
-    """The kept token ids [kept] of a model with a trimmed head, None for a full head."""
-    head = model.lm_head
-    return head.draft_token_ids if isinstance(head, TrimmedHead) else None
-
-
-def draft_architecture(model: PreTrainedModel) -> Architecture:
-    """The Architecture of a draft module (of `build_draft`, `load_draft` or any supported Hugging
-    Face model)."""
-    return from_hf_config(model.config.to_dict())
+    """The ids [kept] (sorted) that a trimmed head proposes, None for a full head."""
+    return getattr(model.lm_head, "draft_token_ids", None)
 
 
 def build_draft(
@@ -172,7 +161,7 @@ def save_draft(
     """
     from safetensors.torch import save_file
 
-    arch = draft_architecture(model)
+    arch = from_hf_config(model.config.to_dict())
     ids = head_token_ids(model)
     state = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     if ids is not None:

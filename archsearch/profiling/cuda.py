@@ -156,35 +156,6 @@ class GpuTimer(Timer):
         return Timing(times, slowdown)
 
 
-def prepare_graph(point: Point, bench: CudaBench, dtype: str, model_cache: Models) -> Prepared:
-    """`point` as serving engines run it, captured as a CUDA graph.
-
-    A warm op runs on one set of operands, a cold one on copies that together hold `cold_bytes`. A
-    warm pass is replayed in a row, a cold one after `flush` has emptied the L2. Raises ValueError
-    for a model that graph mode has no layers for.
-    """
-    capture, pool, fused = bench.runner.capture, bench.pool(dtype), bench.fused_of(dtype)
-    if point.op is not None:
-        size = bench.cold_bytes if point.cache == "cold" else 1
-        calls = kernels.graph_calls(point.op, pool, size, fused)
-        return Prepared(capture(calls), per=len(calls))
-    assert point.arch is not None
-    if not layers.lean_supported(point.arch):
-        raise ValueError(f"no graph-mode model for {point.arch.label()}")
-    room = {"batch": point.batch, "capacity": point.context + point.tokens}
-    if point.kind == "layer":
-        bare = point.arch.replace(vocab_size=64, draft_vocab_size=None, tie_word_embeddings=True)
-        stack = layers.LeanRun(layers.LeanDecoder.random(bare, pool, fused), pool=pool, **room)
-        run = capture([stack.layer_step(point.tokens, point.context)])
-        return Prepared(run, None, 0.1, None, point.arch.num_hidden_layers)
-    if point.arch not in model_cache:
-        model_cache.clear()
-        model_cache[point.arch] = layers.LeanDecoder.random(point.arch, pool, fused)
-    whole = layers.LeanRun(model_cache[point.arch], pool=pool, **room)
-    run = capture([whole.step(point.tokens, point.context)])
-    return Prepared(run, bench.flush if point.cache == "cold" else None, 0.1)
-
-
 class CudaBench(Bench):
     """Turns points into measurements on one GPU in one mode; see the module's words.
 
@@ -252,9 +223,34 @@ class CudaBench(Bench):
         self.runner.release()
 
     def prepare(self, point: Point, dtype: str, model_cache: Models) -> Prepared:
+        """In graph mode as serving engines run it, captured as a CUDA graph.
+
+        A warm op runs on one set of operands, a cold one on copies that together hold `cold_bytes`.
+        A warm pass is replayed in a row, a cold one after `flush` has emptied the L2. Raises
+        ValueError for a model that graph mode has no layers for.
+        """
         if self.mode == "eager":
             return super().prepare(point, dtype, model_cache)
-        return prepare_graph(point, self, dtype, model_cache)
+        capture, pool, fused = self.runner.capture, self.pool(dtype), self.fused_of(dtype)
+        if point.op is not None:
+            size = self.cold_bytes if point.cache == "cold" else 1
+            calls = kernels.graph_calls(point.op, pool, size, fused)
+            return Prepared(capture(calls), per=len(calls))
+        assert point.arch is not None
+        if not layers.lean_supported(point.arch):
+            raise ValueError(f"no graph-mode model for {point.arch.label()}")
+        room = {"batch": point.batch, "capacity": point.context + point.tokens}
+        if point.kind == "layer":
+            stack = layers.LeanDecoder.random(layers.bare(point.arch), pool, fused)
+            step = layers.LeanRun(stack, pool=pool, **room).layer_step
+            run = capture([step(point.tokens, point.context)])
+            return Prepared(run, None, 0.1, None, point.arch.num_hidden_layers)
+        if point.arch not in model_cache:
+            model_cache.clear()
+            model_cache[point.arch] = layers.LeanDecoder.random(point.arch, pool, fused)
+        whole = layers.LeanRun(model_cache[point.arch], pool=pool, **room)
+        run = capture([whole.step(point.tokens, point.context)])
+        return Prepared(run, self.flush if point.cache == "cold" else None, 0.1)
 
     def finished(self, row: Measurement, point: Point, dtype: str) -> Measurement:
         named = ""

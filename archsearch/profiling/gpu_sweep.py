@@ -258,25 +258,32 @@ def _whole_points(
     return [point for group in interleaved(groups, extra) for point in group]
 
 
-def _group(need: Need) -> tuple[str, str, bool]:
+def _groups(needs: Iterable[Need]) -> list[list[Need]]:
     """Ops that tell about each other: one kind (and elementwise name, and decode or verification)
     in one cache state."""
-    op, cold = need
-    if isinstance(op, Elementwise):
-        return op.kind, op.name, cold
-    return op.kind, "decode" if isinstance(op, Attention) and op.tokens == 1 else "", cold
+    groups: dict[tuple[str, str, bool], list[Need]] = {}
+    for op, cold in needs:
+        name = "decode" if isinstance(op, Attention) and op.tokens == 1 else ""
+        name = op.name if isinstance(op, Elementwise) else name
+        groups.setdefault((op.kind, name, cold), []).append((op, cold))
+    return list(groups.values())
+
+
+def _reach(needs: Sequence[Need]) -> Array:
+    """Squared distances [needs, needs], in REACH, of ops in `op_features`."""
+    inputs = np.array([op_features(op) for op, _ in needs])
+    return np.asarray(((inputs[:, None] - inputs[None]) ** 2).sum(-1) / REACH**2)
 
 
 def seed_points(ops: Sequence[Need], seeds: Mapping[str, int] = SEEDS) -> list[Point]:
     """Spread points of every kind, cache state and elementwise name: enough for a first fit,
     extremes included."""
-    groups: dict[tuple[str, str, bool], list[Op]] = {}
-    for need in ops:
-        groups.setdefault(_group(need), []).append(need[0])
     return [
-        point_of((op, cold))
-        for (kind, _, cold), members in groups.items()
-        for op in spread(members, op_features, seeds.get(kind, OTHER_SEEDS))
+        point_of(need)
+        for members in _groups(ops)
+        for need in spread(
+            members, lambda need: op_features(need[0]), seeds.get(members[0][0].kind, OTHER_SEEDS)
+        )
     ]
 
 
@@ -290,21 +297,13 @@ def pass_stds(passes: Iterable[Mapping[Need, float]], model: OpModel) -> Array:
     """Predicted relative std of each pass [passes]. Errors of ops of one kind and cache state are
     correlated as exp(-(distance / REACH)^2 / 2): near sizes err together, so their errors do not
     cancel."""
-    features: dict[Need, Array] = {}
     stds = []
     for counts in passes:
-        total, variance = 0.0, 0.0
-        groups: dict[tuple[str, str, bool], list[tuple[Array, float]]] = {}
-        for need, (seconds, error) in _priced(counts, model).items():
-            total += seconds
-            if need not in features:
-                features[need] = np.array(op_features(need[0]))
-            groups.setdefault(_group(need), []).append((features[need], error))
-        for members in groups.values():
-            inputs = np.array([item[0] for item in members])
-            errors = np.array([item[1] for item in members])
-            correlation = np.exp(-0.5 * ((inputs[:, None] - inputs[None]) ** 2).sum(-1) / REACH**2)
-            variance += float(errors @ correlation @ errors)
+        parts, variance = _priced(counts, model), 0.0
+        for members in _groups(parts):
+            errors = np.array([parts[need][1] for need in members])
+            variance += float(errors @ np.exp(-0.5 * _reach(members)) @ errors)
+        total = sum(seconds for seconds, _ in parts.values())
         stds.append(math.sqrt(variance) / total if total > 0 else 0.0)
     return np.array(stds)
 
@@ -337,14 +336,9 @@ def choose(candidates: Sequence[Need], weight: Mapping[Need, float], count: int)
     and cache state) by the share exp(-(d / REACH)^2), the square of a Gaussian correlation.
     """
     chosen: list[tuple[float, Need]] = []
-    groups: dict[tuple[str, str, bool], list[Need]] = {}
-    for need in dict.fromkeys([*weight, *candidates]):
-        groups.setdefault(_group(need), []).append(need)
     wanted = set(candidates)
-    for members in groups.values():
-        inputs = np.array([op_features(op) for op, _ in members])
-        squared = ((inputs[:, None] - inputs[None]) ** 2).sum(-1)
-        taken_away = np.exp(-squared / REACH**2)
+    for members in _groups(dict.fromkeys([*weight, *candidates])):
+        taken_away = np.exp(-_reach(members))
         left = np.array([weight.get(need, 0.0) for need in members])
         free = np.array([need in wanted for need in members])
         for _ in range(min(count, int(free.sum()))):

@@ -18,7 +18,7 @@ from archsearch.architecture.op_kinds import OP_KINDS
 from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Op
 from archsearch.engine_facts import load
 from archsearch.errors import MissingDataError
-from archsearch.profiling.fused import Fused, attend
+from archsearch.profiling.fused import Fused, attend, lower_right_mask
 from archsearch.profiling.timer import WeightPool, copies_of
 
 # Calls of one graph at least, so that its launch is a small share.
@@ -79,10 +79,7 @@ def attention(op: Attention, pool: WeightPool, working_set_bytes: int) -> Run:
     new = torch.randn(2, op.batch, op.kv_heads, op.tokens, op.head_dim).to(pool.flat)
     mask = None
     if op.tokens > 1:
-        positions = torch.arange(op.tokens)[:, None] + kept
-        mask = (torch.arange(kept + op.tokens)[None, :] <= positions)[None, None].to(
-            pool.flat.device
-        )
+        mask = lower_right_mask(op.tokens, op.keys(), None, pool.flat.device)[None, None]
 
     def run() -> object:
         cache = next(rotation)

@@ -15,16 +15,16 @@ from torch.nn import functional
 from archsearch.architecture.architecture import Architecture
 from archsearch.models.drafts import build_draft
 from archsearch.models.runtime import cheap_initialisation
-from archsearch.profiling.fused import Fused, attend
+from archsearch.profiling.fused import Fused, attend, lower_right_mask
 from archsearch.profiling.timer import WeightPool
 
 Run = Callable[[], object]
 
 
-def build_model(arch: Architecture, dtype: torch.dtype, pool: WeightPool) -> Any:
+def build_model(arch: Architecture, pool: WeightPool) -> Any:
     """The Hugging Face module of `arch` with every weight written from the pool, in eval mode."""
     with cheap_initialisation(), pool.flat.device:
-        model = build_draft(arch, dtype)
+        model = build_draft(arch, pool.flat.dtype)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -77,33 +77,28 @@ class ForwardRun:
         return run
 
 
+def bare(arch: Architecture) -> Architecture:
+    """`arch` with next to no embedding and head, for its layers alone."""
+    return arch.replace(vocab_size=64, draft_vocab_size=None, tie_word_embeddings=True)
+
+
 def layer_stack(
-    arch: Architecture,
-    dtype: torch.dtype,
-    pool: WeightPool,
-    *,
-    batch: int,
-    context: int,
-    tokens: int,
+    arch: Architecture, pool: WeightPool, *, batch: int, context: int, tokens: int
 ) -> Run:
     """One pass through all decoder layers of `arch` without embedding, final norm and head."""
-    model = build_model(
-        arch.replace(vocab_size=64, draft_vocab_size=None, tie_word_embeddings=True), dtype, pool
-    ).model
+    model = build_model(bare(arch), pool).model
     cache = _cache(model)
     device = pool.flat.device
     if context:
         model(
             torch.randint(0, 64, (batch, context)).to(device), past_key_values=cache, use_cache=True
         )
-    hidden = torch.randn(batch, tokens, arch.hidden_size).to(device, dtype)
+    hidden = torch.randn(batch, tokens, arch.hidden_size).to(pool.flat)
     positions = torch.arange(context, context + tokens, device=device)[None]
     rotary = model.rotary_emb(hidden, positions)
     mask = None
     if tokens > 1:
-        mask = (torch.arange(context + tokens, device=device)[None, :] <= positions[0][:, None])[
-            None, None
-        ]
+        mask = lower_right_mask(tokens, context + tokens, None, device)[None, None]
 
     def run() -> object:
         state = hidden

@@ -142,38 +142,6 @@ class Prepared:
     per: int = 1
 
 
-def prepare_eager(
-    point: Point, pool: WeightPool, cold_bytes: int, flush: kernels.Run, model_cache: Models
-) -> Prepared:
-    """`point` as transformers runs it, on the pool's device."""
-    if point.op is not None:
-        kind = OP_KINDS[point.op.kind]
-        size = cold_bytes if point.cache == "cold" else kind.warm_bytes
-        return Prepared(kernels.eager_call(point.op, pool, size), budget_s=kind.budget_s)
-    assert point.arch is not None
-    if point.kind == "layer":
-        stack = layers.layer_stack(
-            point.arch,
-            pool.flat.dtype,
-            pool,
-            batch=point.batch,
-            context=point.context,
-            tokens=point.tokens,
-        )
-        return Prepared(stack, None, 0.4, 1, point.arch.num_hidden_layers)
-    if point.arch not in model_cache:
-        model_cache.clear()
-        model_cache[point.arch] = layers.build_model(point.arch, pool.flat.dtype, pool)
-    run = layers.ForwardRun(model_cache[point.arch], batch=point.batch, context=point.context).step(
-        point.tokens
-    )
-    if point.cache == "cold":
-        return Prepared(run, flush, 0.4, 1)
-    return Prepared(
-        run, None, 0.4, 4 if weight_bytes_per_pass(point.arch, pool.itemsize) < cold_bytes else 1
-    )
-
-
 class Bench:
     """Turns points into measurements on one device in one mode: pools of weights, the probe, and
     the timer that uses it. `skipped`: what did not fit the memory.
@@ -196,8 +164,24 @@ class Bench:
         raise NotImplementedError
 
     def prepare(self, point: Point, dtype: str, model_cache: Models) -> Prepared:
-        """`point` ready to be timed."""
-        return prepare_eager(point, self.pool(dtype), self.cold_bytes, self.flush, model_cache)
+        """`point` ready to be timed, as transformers runs it."""
+        pool, room = self.pool(dtype), {"batch": point.batch, "context": point.context}
+        if point.op is not None:
+            kind = OP_KINDS[point.op.kind]
+            size = self.cold_bytes if point.cache == "cold" else kind.warm_bytes
+            return Prepared(kernels.eager_call(point.op, pool, size), budget_s=kind.budget_s)
+        assert point.arch is not None
+        if point.kind == "layer":
+            stack = layers.layer_stack(point.arch, pool, tokens=point.tokens, **room)
+            return Prepared(stack, None, 0.4, 1, point.arch.num_hidden_layers)
+        if point.arch not in model_cache:
+            model_cache.clear()
+            model_cache[point.arch] = layers.build_model(point.arch, pool)
+        run = layers.ForwardRun(model_cache[point.arch], **room).step(point.tokens)
+        if point.cache == "cold":
+            return Prepared(run, self.flush, 0.4, 1)
+        fits = weight_bytes_per_pass(point.arch, pool.itemsize) < self.cold_bytes
+        return Prepared(run, None, 0.4, 4 if fits else 1)
 
     def finished(self, row: Measurement, point: Point, dtype: str) -> Measurement:
         """`row` with what else is known of it."""

@@ -80,8 +80,9 @@ class Row:
 
 
 class BatchWriter:
-    """Writes answers to prompts. Memory: the rows' columns of keys and values, room for whole
-    answers included, stay within `most_tokens` (one row is always taken, however long)."""
+    """Writes answers to prompts, one batch of them after the other. Memory: the rows' columns of
+    keys and values, room for whole answers included, stay within `most_tokens` (one row is always
+    taken, however long). The rows under way, `alive`, are those of its blocks, in their order."""
 
     def __init__(
         self, target: PreTrainedModel, head: Tensor, ends: tuple[int, ...], writing: Writing
@@ -115,10 +116,22 @@ class BatchWriter:
         before every pass after the first. Prompts not reached have no answer; those under way are
         cut.
         """
-        batch = _Batch(self, rows, report, deadline, ended)
+        self.report, self.deadline, self.ended = report, deadline, ended
+        self.waiting = [row for row in rows if not row.ended]  # the next one first
+        shared = common_prefix([row.prompt.token_ids for row in self.waiting])
+        self.passes = Passes(self.target, shared)
+        self.blocks: list[Block] = []
+        self.alive: list[Row] = []
+        # [alive, hidden]: the states that predict each row's next token
+        self.tail: Tensor | None = None
+        self.shared: list[Tensor] = []  # what the chosen layers took in of the shared beginning
+        self.written = self.done = 0
+        # live rows: while there are more, no further prompts are read
+        self.read_below = self.most_rows
         kept = layer_inputs(self.target, self.writing.layers)
-        with torch.inference_mode(), batch.passes.attention(), kept as batch.inputs:
-            return batch.run()
+        # `inputs`: of the chosen layers in the last passes
+        with torch.inference_mode(), self.passes.attention(), kept as self.inputs:
+            return self._run()
 
     def _noise(self, seed: int, place: int) -> Tensor | None:
         if self.writing.temperature <= 0:
@@ -126,33 +139,7 @@ class BatchWriter:
         generator = torch.Generator().manual_seed((seed * 1_000_003 + place) % 2**63)
         return torch.rand(self.writing.max_new_tokens, dtype=torch.float64, generator=generator)
 
-
-class _Batch:
-    """The state of one batch while it runs. Its rows are those of its blocks, in their order."""
-
-    def __init__(
-        self,
-        writer: BatchWriter,
-        rows: Sequence[Row],
-        report: Report,
-        deadline: float | None,
-        ended: Callable[[Row], None],
-    ) -> None:
-        self.writer, self.report, self.deadline, self.ended = writer, report, deadline, ended
-        self.waiting = [row for row in rows if not row.ended]  # the next one first
-        shared = common_prefix([row.prompt.token_ids for row in self.waiting])
-        self.passes = Passes(writer.target, shared)
-        self.blocks: list[Block] = []
-        self.alive: list[Row] = []  # one per row of the blocks
-        # [alive, hidden]: the states that predict each row's next token
-        self.tail: Tensor | None = None
-        self.inputs: list[Tensor] = []  # of the chosen layers in the last passes
-        self.shared: list[Tensor] = []  # of these, what belongs to the beginning that all share
-        self.written = self.done = 0
-        # live rows: while there are more, no further prompts are read
-        self.read_below = writer.most_rows
-
-    def run(self) -> bool:
+    def _run(self) -> bool:
         if not self.waiting:
             return True
         self._read_shared()
@@ -186,8 +173,8 @@ class _Batch:
     def _fitting(self) -> int:
         """How many of those that wait fit beside the live ones, with room for a whole answer
         each."""
-        room = self.writer.most_tokens - self.held
-        most = min(len(self.waiting), self.writer.most_rows - self.live)
+        room = self.most_tokens - self.held
+        most = min(len(self.waiting), self.most_rows - self.live)
 
         def too_many(count: int) -> bool:
             groups = self._groups(self.waiting[:count])
@@ -204,19 +191,19 @@ class _Batch:
         if not live:
             return self._fitting() > 0
         least = min(len(self.waiting), max(1.0, IDLE_SHARE * live))
-        return self.writer.most_rows - live >= least and self._fitting() >= least
+        return self.most_rows - live >= least and self._fitting() >= least
 
     def _capacity(self, group: Sequence[Row]) -> int:
         """Columns of a block: the longest row, and what the least written one has still to write
         behind it."""
-        left = self.writer.writing.max_new_tokens - min(len(row.ids) for row in group)
+        left = self.writing.max_new_tokens - min(len(row.ids) for row in group)
         return max(len(row.tokens) for row in group) + left
 
     def _groups(self, rows: Sequence[Row]) -> list[list[Row]]:
         """Rows of similar length together, the shortest first."""
         groups: list[list[Row]] = []
         longest = 0
-        half = self.writer.writing.max_new_tokens // 2
+        half = self.writing.max_new_tokens // 2
         for row in sorted(rows, key=lambda row: len(row.prompt.token_ids), reverse=True):
             length = len(row.prompt.token_ids) + half
             if not groups or length < SIMILAR * longest:
@@ -241,7 +228,7 @@ class _Batch:
         # A read that its share of the time cut short is not begun again at once, or all time would
         # go into reading.
         live = len(read) + self.live
-        self.read_below = live // 2 if left else self.writer.most_rows
+        self.read_below = live // 2 if left else self.most_rows
         for group, block in zip(groups, blocks, strict=True):
             slots = [slot for slot, row in enumerate(group) if row in read]
             if 0 < len(slots) < len(group):
@@ -285,7 +272,7 @@ class _Batch:
             columns = max(block.columns for block in pair)
             needed = rows * (columns + max(block.capacity - block.columns for block in pair))
             small = min(block.rows for block in pair) < LEAST_ROWS or not self.passes.together
-            fits = self.held - tokens + needed <= self.writer.most_tokens
+            fits = self.held - tokens + needed <= self.most_tokens
             if small and fits and needed <= 2 * tokens:
                 self.blocks[place : place + 2] = [merged(pair)]
             else:
@@ -300,8 +287,8 @@ class _Batch:
             return
         tokens = self.waiting[0].prompt.token_ids[:count]
         prefix = Block([count], count, count)
-        for start in range(0, count, self.writer.pass_tokens):
-            stop = min(start + self.writer.pass_tokens, count)
+        for start in range(0, count, self.pass_tokens):
+            stop = min(start + self.pass_tokens, count)
             self.passes.read([Segment(prefix, 0, start, stop)], [tokens[start:stop]])
             self.shared += self._kept([stop - start])
             self.report(READS, self.done, self.written)
@@ -337,7 +324,7 @@ class _Batch:
         """The rows' tokens after the shared ones, behind each other and cut into passes of
         `pass_tokens`."""
         work: list[tuple[Row, Segment]] = []
-        left = self.writer.pass_tokens
+        left = self.pass_tokens
         for group, block in zip(groups, blocks, strict=True):
             for slot, row in enumerate(group):
                 start, end = self.passes.shared, len(row.tokens)
@@ -348,7 +335,7 @@ class _Batch:
                     start = stop
                     if not left:
                         yield work
-                        work, left = [], self.writer.pass_tokens
+                        work, left = [], self.pass_tokens
         if work:
             yield work
 
@@ -370,9 +357,9 @@ class _Batch:
 
     def _choose(self) -> None:
         """Write the next token of every row that has not ended."""
-        writing, tail = self.writer.writing, self.tail
+        writing, tail = self.writing, self.tail
         assert tail is not None
-        logits = torch.nn.functional.linear(tail, self.writer.head)  # [alive, vocab]
+        logits = torch.nn.functional.linear(tail, self.head)  # [alive, vocab]
         greedy = best_tokens(logits)
         chosen = greedy
         if writing.temperature > 0:
@@ -388,7 +375,7 @@ class _Batch:
             row.ids.append(token)
             row.greedy.append(best)
             row.hidden.append(tail[slot])
-            row.ended = token in self.writer.ends or len(row.ids) >= writing.max_new_tokens
+            row.ended = token in self.ends or len(row.ids) >= writing.max_new_tokens
             self.written += 1
             if row.ended:
                 self.done += 1

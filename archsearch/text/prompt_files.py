@@ -26,32 +26,19 @@ class Faulty(ValueError):
     """A row that is no prompt; the message says why."""
 
 
-class Faults:
-    """What is wrong with the rows of a file, said at once: who mends one row should not meet the
-    next only then."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.found = path, list[tuple[str, int, str]]()
-
-    def add(self, place: str, number: int, fault: Faulty) -> None:
-        """A row that is none: what a row is called, which one it is, and why."""
-        self.found.append((place, number, str(fault)))
-
-    def check(self, rows: int) -> None:
-        """Raise ArchsearchError, one line, where there are any among `rows`."""
-        if not self.found:
-            return
-        words = [f"{place} {number}: {why}" for place, number, why in self.found[:SHOWN]]
-        if len(self.found) == 1:
-            raise ArchsearchError(f"prompt file {self.path}, {words[0]}")
-        others = [str(number) for _, number, _ in self.found[SHOWN:]]
-        if others:
-            more = ", ..." if len(others) > NUMBERED else ""
-            words.append(f"{self.found[0][0]}s {', '.join(others[:NUMBERED])}{more}")
-        raise ArchsearchError(
-            f"prompt file {self.path}: {len(self.found)} of {rows} prompts are faulty:"
-            f" {'; '.join(words)}"
-        )
+def all_faults(path: Path, found: list[tuple[str, int, Faulty]], rows: int) -> ArchsearchError:
+    """What is wrong with some of the `rows` of a file (what a row is called, which one it is, why),
+    said at once: who mends one row should not meet the next only then."""
+    words = [f"{place} {number}: {why}" for place, number, why in found[:SHOWN]]
+    if len(found) == 1:
+        return ArchsearchError(f"prompt file {path}, {words[0]}")
+    others = [str(number) for _, number, _ in found[SHOWN:]]
+    if others:
+        more = ", ..." if len(others) > NUMBERED else ""
+        words.append(f"{found[0][0]}s {', '.join(others[:NUMBERED])}{more}")
+    return ArchsearchError(
+        f"prompt file {path}: {len(found)} of {rows} prompts are faulty: {'; '.join(words)}"
+    )
 
 
 def rows_of(path: Path) -> Iterator[tuple[str, int, Any]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.errors import ArchsearchError
-from archsearch.text.prompt_files import Faults, Faulty, rows_of, text_of
+from archsearch.text.prompt_files import Faulty, all_faults, rows_of, text_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,16 +65,16 @@ def read_prompts(path: Path | str) -> list[Prompt]:
     or no text, or for an empty file.
     """
     path = Path(path)
-    prompts, rows, faults = [], 0, Faults(path)
+    prompts, faults = [], []
     for place, number, row in rows_of(path):
-        rows += 1
         try:
             if isinstance(row, Faulty):
                 raise row
             prompts.append(_prompt(row, number))
         except Faulty as fault:
-            faults.add(place, number, fault)
-    faults.check(rows)
+            faults.append((place, number, fault))
+    if faults:
+        raise all_faults(path, faults, len(prompts) + len(faults))
     if not prompts:
         raise ArchsearchError(
             f'prompt file {path} holds no prompts; write JSON lines such as {{"prompt": "..."}}'

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from archsearch.errors import ArchsearchError
+from archsearch.models.drafts import head_token_ids
 from archsearch.models.runtime import native_bf16
 from archsearch.text.cache import CachedSequence, TextCache
 from archsearch.text.settings import by_length, side_by_side
@@ -102,11 +103,6 @@ def split_heldout(
     return train, [s for i, s in enumerate(sequences) if i in chosen]
 
 
-def kept_token_ids(draft: PreTrainedModel) -> Tensor | None:
-    """The ids [kept] (sorted) that a trimmed head proposes, None for a full head."""
-    return getattr(draft.lm_head, "draft_token_ids", None)
-
-
 def draft_states(draft: PreTrainedModel, batch: Batch) -> Tensor:
     """The draft's final hidden states [n, hidden] at the positions that predict a written token."""
     # No mask: padding is on the right, where a causal model does not look.
@@ -133,7 +129,7 @@ def greedy_matches(draft: PreTrainedModel, sequences: Sequence[CachedSequence]) 
     """
     if not sequences:
         return []
-    kept = kept_token_ids(draft)
+    kept = head_token_ids(draft)
     results: list[np.ndarray | None] = [None] * len(sequences)
     with judging(draft) as weight:
         for chosen, batch in batches_of(sequences, JUDGED_TOKENS, weight.device):
@@ -153,7 +149,7 @@ def heldout_divergence(
 
     `head` [vocab, target hidden]: the target's. A trimmed vocabulary renormalises the target.
     """
-    kept = kept_token_ids(draft)
+    kept = head_token_ids(draft)
     weight = draft.lm_head.weight
     rows = head.to(weight.device).float()
     rows = rows if kept is None else rows[kept]
@@ -196,7 +192,7 @@ class Teacher:
     def __init__(
         self, draft: Any, cache: TextCache, sequences: Sequence[CachedSequence], shortlist: int
     ) -> None:
-        self.kept, weight = kept_token_ids(draft), draft.lm_head.weight
+        self.kept, weight = head_token_ids(draft), draft.lm_head.weight
         self.rows, vocab = int(weight.shape[0]), cache.vocab_size
         fits = self.rows == vocab if self.kept is None else int(self.kept.max()) < vocab
         if not fits:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from archsearch.errors import ArchsearchError, first_line
 from archsearch.text.cache import write_bytes
@@ -138,22 +139,11 @@ def copy_into(parameters: Mapping[str, torch.nn.Parameter], weights: Weights) ->
 
 
 def save_state(path: Path, state: dict[str, object]) -> None:
-    """Write a checkpoint atomically."""
-    buffer = io.BytesIO()
-    torch.save(_on_cpu(state), buffer)
-    write_bytes(path, buffer.getbuffer())
-
-
-def _on_cpu(value: object) -> object:
-    """The same state with its tensors in the CPU's memory, so that any machine can go on from
+    """Write a checkpoint atomically, its tensors in the CPU's memory: any machine can go on from
     it."""
-    if isinstance(value, Tensor):
-        return value.cpu()
-    if isinstance(value, dict):
-        return {key: _on_cpu(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_on_cpu(item) for item in value)
-    return value
+    buffer = io.BytesIO()
+    torch.save(tree_map_only(Tensor, Tensor.cpu, state), buffer)
+    write_bytes(path, buffer.getbuffer())
 
 
 def load_state(path: Path) -> dict[str, Any]:

@@ -273,7 +273,7 @@ def host(day: Day, deadline: Deadline) -> dict[str, Any]:
         arch = launch_shape(layers_count, hidden)
         if style == "transformers":
             run = layers.ForwardRun(
-                layers.build_model(arch, pool.flat.dtype, pool), batch=1, context=sizes.context
+                layers.build_model(arch, pool), batch=1, context=sizes.context
             ).step(1)
         else:
             lean = LeanDecoder.random(arch, pool, day.fused())
@@ -398,7 +398,7 @@ def transformers_rounds(day: Day, deadline: Deadline) -> dict[str, Any]:
 
     def model(key: str, arch: Architecture) -> Any:
         if key not in built:
-            built[key] = layers.build_model(arch, pool.flat.dtype, pool)
+            built[key] = layers.build_model(arch, pool)
         return built[key]
 
     def measure(key: str, draft: Architecture | None, gamma: int) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.heads import HeadRows, first_pass_ops, later_step_ops
 from archsearch.architecture.ops import Part, PassOps, forward_ops
 from archsearch.hardware.device import Device, load_device
 from archsearch.latency.composed import constants
@@ -16,7 +15,7 @@ from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.profiles import Measurement, Profile, find_profile, freeze_shape
 from tests.doubles.passes import forward_s
-from tests.doubles.published_heads import head_for
+from tests.doubles.published_heads import first_pass, head_for, later_step
 
 
 @cache
@@ -40,7 +39,7 @@ def test_eagle_3_of_qwen3_32b_on_two_hoppers(gpu: str) -> None:
     experiments/adaptive_k at c7193eb). The slope holds a draft step and what verification takes for
     a token more, so a step is less."""
     head = head_for("qwen3-32b", "eagle3").head
-    step = shipped(gpu).ops_s(later_step_ops(head, HeadRows(batch=1, context=1000, ranks=2)))
+    step = shipped(gpu).ops_s(later_step(head, 1, 1000, ranks=2))
     assert 0.7 * 0.351e-3 < step.value < 1.05 * 0.351e-3 and 0.02 < step.relative_std < 0.15
 
 
@@ -48,8 +47,8 @@ def test_a_round_of_eagle_3_fits_between_two_measured_times() -> None:
     """Llama-3.1-8B on an H200 in vLLM, gamma 3: 6.2 ms a round where a plain step takes 5.0 (github
     tomasruizt/vllm-scripts, c1e8c137). The drafts are part of the rest."""
     head, model = head_for("llama-3.1-8b", "eagle3").head, shipped("h200")
-    first = model.ops_s(first_pass_ops(head, HeadRows(batch=1, tokens=4, context=500))).value
-    step = model.ops_s(later_step_ops(head, HeadRows(batch=1, context=503))).value
+    first = model.ops_s(first_pass(head, 1, 3, 500)).value
+    step = model.ops_s(later_step(head, 1, 503)).value
     assert step < first < 1.3 * step  # fc on the target's rows only
     assert 0.5e-3 < first + 2 * step < 1.2e-3
 
@@ -57,9 +56,7 @@ def test_a_round_of_eagle_3_fits_between_two_measured_times() -> None:
 def test_a_trimmed_head_is_quicker_than_the_targets() -> None:
     model = shipped("h100")
     eagle1, eagle3 = (
-        model.ops_s(
-            later_step_ops(head_for("llama-3.1-8b", kind).head, HeadRows(batch=1, context=500))
-        ).value
+        model.ops_s(later_step(head_for("llama-3.1-8b", kind).head, 1, 500)).value
         for kind in ("eagle", "eagle3")
     )
     assert 1.5 < eagle1 / eagle3 < 2.2  # 1.55 GB of weights against 0.75
@@ -67,9 +64,7 @@ def test_a_trimmed_head_is_quicker_than_the_targets() -> None:
 
 def test_ranks_wait_in_a_head_as_in_a_model() -> None:
     head, known = head_for("llama-3.3-70b", "eagle3").head, constants()["graph"]
-    terms = shipped("h100").composed_.ops_terms(
-        later_step_ops(head, HeadRows(batch=1, context=500, ranks=8))
-    )
+    terms = shipped("h100").composed_.ops_terms(later_step(head, 1, 500, ranks=8))
     assert terms["step"][0] == pytest.approx(
         known["pass_s"] + known["layer_s"] + 4 * 7 / 8 * known["sync_s"]
     )
@@ -93,7 +88,7 @@ def test_a_gpu_that_was_measured_whole_prices_them_from_its_kernels() -> None:
     profile.folder = source.profile.folder  # whose fits of the same kernels are stored
     model = LatencyModel(profile, "bfloat16", "graph")
     assert model.summary()["pass"] == "fitted"
-    ops = later_step_ops(head_for("llama-3.1-8b", "eagle3").head, HeadRows(batch=1, context=500))
+    ops = later_step(head_for("llama-3.1-8b", "eagle3").head, 1, 500)
     assert model.ops_s(ops).value == pytest.approx(source.ops_s(ops).value, rel=0.01)
 
 

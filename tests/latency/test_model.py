@@ -10,15 +10,15 @@ import pytest
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
-from archsearch.architecture.heads import HeadRows, first_pass_ops
 from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Part, model_pass
-from archsearch.architecture.published_drafters import usual_head
+from archsearch.drafters.heads import Eagle3
 from archsearch.errors import MissingDataError
 from archsearch.latency.model import LatencyModel
 from archsearch.profiles import ForwardShape, Measurement, Profile, freeze_shape
 from archsearch.search.space import load_space
 from archsearch.workload import Workload
 from tests.doubles.passes import forward_s
+from tests.doubles.published_heads import first_pass
 from tests.doubles.world import CostLaw, write_profile
 
 LAW = CostLaw()
@@ -279,9 +279,7 @@ def test_a_list_of_ops_is_priced_by_the_coefficients_of_whole_models(model: Late
     assert whole.value == pytest.approx(
         forward_s(model, TARGET, tokens=4, context=96, cold=True).value, rel=0.05
     )
-    head = first_pass_ops(
-        usual_head(TARGET, "eagle3"), HeadRows(batch=1, tokens=4, context=96, fused=False)
-    )
+    head = first_pass(Eagle3.usual(TARGET), 1, 3, 96, fused=False)
     like = TARGET.replace(draft_vocab_size=32_000, tie_word_embeddings=False)
     layers = [
         forward_s(

@@ -13,10 +13,10 @@ import pytest
 
 from archsearch.engine_rounds import COSTS, EngineRounds, engine_rounds
 from archsearch.estimate import Estimate
+from archsearch.latency.drafted import NOTHING_S
 from archsearch.latency.round_fit import (
     RoundFit,
     RoundRow,
-    StepRow,
     carried_over,
     fit_rounds,
     prior_covariance,
@@ -79,11 +79,12 @@ def measured(
     return rows
 
 
-def plain(truth: EngineRounds, verify_ms: float, target: float = 1.0) -> list[StepRow]:
+def plain(truth: EngineRounds, verify_ms: float, target: float = 1.0) -> list[RoundRow]:
     kernels = Estimate(1e-3 * verify_ms, 0.05e-3 * verify_ms, "modelled")
     real = Estimate(target * kernels.value, 0.0, "measured")
     seconds = plain_step(truth, real, 32, 1).value
-    return [StepRow(Estimate(seconds, NOISE * seconds, "measured"), kernels, 32, 1)]
+    passes = Passes(kernels, NOTHING_S, NOTHING_S, 0, 1, 0, 32)
+    return [RoundRow(Estimate(seconds, NOISE * seconds, "measured"), passes)]
 
 
 def value(fit: RoundFit | EngineRounds, name: str) -> float:
@@ -105,7 +106,7 @@ def test_both_sides_are_recovered(truth: dict[str, float], seed: int) -> None:
     made_of = [passes(layers, gamma, 6.0) for layers, gamma in GRID]
     bounds = {round_time(real.costs, case).bound for case in made_of}
     assert bounds == {"gpu", "host"}
-    fit = fit_rounds(base, measured(real, made_of, seed), plain(real, 6.0))
+    fit = fit_rounds(base, measured(real, made_of, seed) + plain(real, 6.0))
     assert value(fit, "host_layer") == pytest.approx(truth["host_layer"], rel=0.08)
     assert "host_layer" in fit.identified and fit.rounds.measured == len(GRID)
     assert max(abs(error) for error in fit.errors) < 0.02
@@ -125,7 +126,7 @@ def test_a_host_that_never_decides_stays_at_its_prior() -> None:
     real = machine(base, round=1.0, token=0.3)
     made_of = [passes(layers, gamma, 120.0, kernel_std=0.01) for layers, gamma in GRID]
     assert all(round_time(real.costs, case).bound == "gpu" for case in made_of)
-    fit = fit_rounds(base, measured(real, made_of), plain(real, 120.0))
+    fit = fit_rounds(base, measured(real, made_of) + plain(real, 120.0))
     before = prior_covariance(base.costs)
     after = np.array(fit.rounds.costs.covariance)
     for number, name in enumerate(COSTS):
@@ -167,7 +168,7 @@ def test_the_wrong_side_of_the_maximum_is_left(scale: float) -> None:
     host = {name: scale * value(base, name) for name in ("host_round", "host_token", "host_layer")}
     real = machine(base, **host)
     made_of = [passes(layers, gamma, 14.0) for layers, gamma in GRID]
-    fit = fit_rounds(base, measured(real, made_of), plain(real, 14.0))
+    fit = fit_rounds(base, measured(real, made_of) + plain(real, 14.0))
     for case in made_of:
         assert round_time(fit.rounds.costs, case).round_s.value == pytest.approx(
             round_time(real.costs, case).round_s.value, rel=0.04
@@ -182,7 +183,7 @@ def test_kernels_that_are_modelled_wrongly_are_not_taken_for_the_engine() -> Non
         passes(layers, gamma, 25.0, layer_ms=0.08, kernel_std=0.08) for layers, gamma in GRID
     ]
     fit = fit_rounds(
-        base, measured(real, made_of, target=1.08, draft=0.94), plain(real, 25.0, target=1.08)
+        base, measured(real, made_of, target=1.08, draft=0.94) + plain(real, 25.0, target=1.08)
     )
     assert fit.kernels[""].value == pytest.approx(1.08, abs=0.015)
     assert value(fit, "round") == pytest.approx(FAST["round"], abs=0.35)
@@ -193,11 +194,11 @@ def test_serial_engines_and_full_graphs_fit_too() -> None:
     base = prior("transformers", "5.23.0")
     real = machine(base, round=2.0, host_token=0.3, host_layer=0.35, host_target_layer=0.4)
     made_of = [passes(layers, gamma, 6.0) for layers, gamma in GRID]
-    fit = fit_rounds(base, measured(real, made_of), plain(real, 6.0))
+    fit = fit_rounds(base, measured(real, made_of) + plain(real, 6.0))
     assert value(fit, "host_layer") == pytest.approx(0.35, rel=0.1)
     graph = prior("tensorrt-llm", "1.3.0")
     real = machine(graph, round=0.8)
-    fit = fit_rounds(graph, measured(real, made_of), plain(real, 6.0))
+    fit = fit_rounds(graph, measured(real, made_of) + plain(real, 6.0))
     assert value(fit, "round") == pytest.approx(0.8, abs=0.25) and value(fit, "host_layer") == 0.0
 
 
@@ -232,8 +233,7 @@ def test_launching_a_layer_is_carried_over_to_the_class_with_other_scheduling() 
     sync, real = prior(), machine(prior(), **SLOW)
     fit = fit_rounds(
         sync,
-        measured(real, [passes(layers, gamma, 6.0) for layers, gamma in GRID]),
-        plain(real, 6.0),
+        measured(real, [passes(layers, gamma, 6.0) for layers, gamma in GRID]) + plain(real, 6.0),
     )
     other = prior("vllm", "0.33.0")
     assert other.costs.name != sync.costs.name and other.costs.graph == sync.costs.graph

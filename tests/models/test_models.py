@@ -8,11 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.hf_config import from_hf_config
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.models.drafts import (
     TrimmedHead,
     build_draft,
-    draft_architecture,
     load_draft,
     padded_head,
     save_draft,
@@ -103,7 +103,7 @@ def test_draft_round_trip(tmp_path: Path, dtype: torch.dtype, changes: dict) -> 
     save_draft(model, tmp_path / "draft", gamma=3, mean_hidden=torch.randn(arch.hidden_size))
     loaded = load_draft(tmp_path / "draft", dtype)
     assert torch.equal(logits(loaded), logits(model))
-    assert draft_architecture(loaded) == arch
+    assert from_hf_config(loaded.config.to_dict()) == arch
     padded = AutoModelForCausalLM.from_pretrained(tmp_path / "draft", dtype=dtype).eval()
     assert not isinstance(padded.lm_head, TrimmedHead)
     rows = KEPT if arch.trimmed else list(range(40))

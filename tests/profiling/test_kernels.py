@@ -142,7 +142,7 @@ def test_a_forward_run_is_the_model_s_pass() -> None:
 
 
 def test_a_forward_run_without_context_and_a_trimmed_draft(pool: WeightPool) -> None:
-    model = layers.build_model(ARCH.replace(draft_vocab_size=32), torch.float32, pool)
+    model = layers.build_model(ARCH.replace(draft_vocab_size=32), pool)
     with torch.inference_mode():
         run = layers.ForwardRun(model, batch=2, context=0)
         output = run.step(2)()
@@ -151,7 +151,7 @@ def test_a_forward_run_without_context_and_a_trimmed_draft(pool: WeightPool) -> 
 
 
 def test_build_model_writes_every_weight(pool: WeightPool) -> None:
-    model = layers.build_model(ARCH, torch.float32, pool)
+    model = layers.build_model(ARCH, pool)
     for name, parameter in model.named_parameters():
         assert float((parameter != 0).float().mean()) > 0.99, name
 
@@ -163,15 +163,15 @@ def test_a_layer_stack_is_the_model_s_layers(monkeypatch: pytest.MonkeyPatch, to
     kept = {}
     original = layers.build_model
 
-    def build(arch: Architecture, dtype: torch.dtype, pool: WeightPool) -> torch.nn.Module:
-        kept["model"] = original(arch, dtype, pool)
+    def build(arch: Architecture, pool: WeightPool) -> torch.nn.Module:
+        kept["model"] = original(arch, pool)
         return kept["model"]
 
     monkeypatch.setattr(layers, "build_model", build)
     pool = WeightPool(4 << 20, torch.float32)
     with torch.inference_mode():
         torch.manual_seed(1)
-        run = layers.layer_stack(ARCH, torch.float32, pool, batch=1, context=12, tokens=tokens)
+        run = layers.layer_stack(ARCH, pool, batch=1, context=12, tokens=tokens)
         first, second = run(), run()
         torch.manual_seed(1)
         ids = torch.randint(0, 64, (1, 12))

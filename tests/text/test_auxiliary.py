@@ -169,7 +169,9 @@ def test_answers_that_were_cut_go_on_with_their_states(tmp_path: Path, target, m
     cut = write(0.0)
     assert not cut.complete and {len(s.written) for s in cut.sequences} == {1}
     check_states(target, reads_nothing(target, cut, monkeypatch))
-    monkeypatch.setattr("archsearch.text.batch._Batch._late", lambda batch: batch.written >= 20)
+    monkeypatch.setattr(
+        "archsearch.text.batch.BatchWriter._late", lambda writer: writer.written >= 20
+    )
     more = write(60.0)
     monkeypatch.undo()
     assert not more.complete and max(len(s.written) for s in more.sequences) > 1

@@ -71,7 +71,7 @@ class Child:
         timeout_s: float = 600.0,
     ) -> None:
         self.name, self.timeout_s = name, timeout_s
-        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self.log: deque[str] = deque(maxlen=_KEPT_LINES)  # the last lines of its stderr
         self._answers: queue.Queue[str | None] = queue.Queue()
         environment = {
             **os.environ,
@@ -124,20 +124,11 @@ class Child:
         with stream:
             for line in stream:
                 if line.strip():
-                    self._lines.append(line.rstrip())
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+                    self.log.append(line.rstrip())
 
     @property
     def running(self) -> bool:
         return self._process.poll() is None
-
-    @property
-    def log(self) -> list[str]:
-        """The last lines of the child's stderr."""
-        return list(self._lines)
 
     def ask(self, request: Mapping[str, object]) -> dict[str, Any]:
         """Send `request`, return what is under "ok" in the answer.
@@ -209,10 +200,9 @@ class Child:
 
     def _last_words(self) -> str:
         """The last line of its stderr that reads like an error, or just the last."""
-        lines = self.log
-        telling = [line for line in lines if "Error" in line or "error" in line]
-        chosen = (telling or lines)[-1:]
-        return f": {chosen[0].strip()[:300]}" if chosen else ""
+        telling = [line for line in self.log if "Error" in line or "error" in line]
+        chosen = telling or self.log
+        return f": {chosen[-1].strip()[:300]}" if chosen else ""
 
     def close(self, grace_s: float = _STOP_S) -> None:
         """End the child and its process group: closing stdin first, after `grace_s` SIGTERM, then

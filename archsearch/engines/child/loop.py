@@ -99,5 +99,5 @@ def end_tokens(*configs: Mapping[str, Any]) -> list[int]:
 
 def run(worker: object, answers: TextIO) -> None:
     """Serve what the `worker` can of a parent's requests."""
-    known = ("versions", "start", "generate", "logits", "stop")
-    serve({name: getattr(worker, name) for name in known if hasattr(worker, name)}, answers)
+    known = ("versions", "start", "generate", "logits")
+    serve({name: getattr(worker, name) for name in known}, answers)

@@ -95,11 +95,7 @@ class LlamaCppEngine(ChildEngine):
         return super()._source(model)
 
     def request(self) -> dict[str, object]:
-        return {
-            "threads": self.settings.threads,
-            "server": self.own_server,
-            "time_passes": self.settings.time_passes,
-        }
+        return {"threads": self.settings.threads, "time_passes": self.settings.time_passes}
 
     def _interpreter(self) -> Path:
         """A llama-server of the user's own needs nothing but Python beside it."""

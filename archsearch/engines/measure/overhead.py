@@ -76,7 +76,7 @@ class _Trial:
         self.prompts = made_up(target.vocab_size, CONTEXT - TOKENS // 2)
         with torch.inference_mode():
             pool = bench.pool(dtype)
-            self.target = build_model(target, pool.flat.dtype, pool)
+            self.target = build_model(target, pool)
             holders: tuple[Any, ...] = (self.target.config, self.target.generation_config)
             for holder in holders:
                 holder.eos_token_id = None  # random weights must not end the text
@@ -84,7 +84,7 @@ class _Trial:
             small = Architecture(256, 512, 1, 4, 4, 64, target.vocab_size)
             small = small.replace(draft_vocab_size=min(8192, target.vocab_size))
             self.drafts = {
-                layers: build_model(small.replace(num_hidden_layers=layers), pool.flat.dtype, pool)
+                layers: build_model(small.replace(num_hidden_layers=layers), pool)
                 for layers in DRAFT_LAYERS
             }
             self.whole = ForwardRun(self.target, batch=1, context=CONTEXT)

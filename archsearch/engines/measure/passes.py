@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Drafter
 from archsearch.engine_facts import ANY_ENGINE, ENGINES
-from archsearch.engines.engine import Engine, EnginePrompt, EngineStep, ModelSource, Sampling
+from archsearch.engines.engine import Engine, EngineStep, ModelSource, Sampling
 from archsearch.engines.measure.rows import made_up, row_of, synthetic
 from archsearch.errors import RunFailed
 from archsearch.profiles import DraftedShape, Measurement, PassShape, RestShape
@@ -99,8 +99,8 @@ class Case:
 class PassRequest:
     """What is to be measured in an engine.
 
-    `target`: what the engine loads, of `architecture`; `context`: tokens in the cache in mid-run,
-    or `contexts`, in turn; `rounds`: in place of a case's tokens, whole rounds of every answer.
+    `target`: what the engine loads, of `architecture`; `contexts`: tokens in the cache in mid-run,
+    in turn; `rounds`: in place of a case's tokens, whole rounds of every answer.
     `slowdown()`: how much slower than its reference the machine is now, asked before and after
     every call.
     """
@@ -109,17 +109,16 @@ class PassRequest:
     architecture: Architecture
     dtype: str
     mode: str
-    context: int = 192
+    contexts: Sequence[int] = (192,)
     repeats: int = 3
     slowdown: Callable[[], float] = lambda: 1.0
-    contexts: Sequence[int] = ()
     rounds: int | None = None
 
 
 @dataclass
 class StepRows:
-    """Collects steps of one engine into rows; times are divided by the slowdown of the machine
-    while they were taken.
+    """Runs the cases of a request in one engine and collects its steps into rows; times are divided
+    by the slowdown of the machine while they were taken.
 
     Times of one thing add up over all drafts it was seen with; `rows` gives those of the things
     that are new or grew.
@@ -131,6 +130,44 @@ class StepRows:
     contexts: dict[_Times, list[float]] = field(default_factory=dict)  # of `drafted` ones
     slowdowns: list[float] = field(default_factory=list)
     grown: set[_Times] = field(default_factory=set)
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def run(self, engine: Engine, case: Case, tell: Callable[[str, float], None]) -> None:
+        """Each batch size of a case with its gamma, back and forth."""
+        starts, repeats = case.starts(engine), self.asked.repeats
+        for start, pairs in enumerate(starts):
+            options = case.options(engine, pairs)
+            engine.start(self.asked.target, case.source, max(g for _, g in pairs), **options)
+            for repeat in range(repeats):
+                for place, (batch, gamma) in enumerate(pairs[:: -1 if repeat % 2 else 1]):
+                    about = f"gamma {gamma}" if self.asked.rounds else f"batch {batch}"
+                    share = (start + repeat / repeats) / len(starts)
+                    tell(f"{case.label()}, {about}", share)
+                    self.call(engine, case, batch, gamma, case.place + start + place)
+            engine.stop()
+
+    def call(self, engine: Engine, case: Case, batch: int, gamma: int, place: int) -> None:
+        """`batch` requests at once, their steps collected. A drafter that is no model sees a text
+        twice, so that lookup finds something. Raises RunFailed where the engine does not tell its
+        steps."""
+        asked, before, tokens = self.asked, self.asked.slowdown(), case.tokens
+        if asked.rounds is not None:  # one token comes with the prompt, the last rounds may be cut
+            tokens = 1 + math.ceil(asked.rounds * (1.0 + math.fsum(synthetic(gamma)))) + gamma
+        context = asked.contexts[place % len(asked.contexts)]
+        times = 2 if isinstance(case.draft, Drafter) else 1
+        length = max(8, context - tokens // 2) // times
+        prompts = [
+            replace(prompt, token_ids=times * prompt.token_ids)
+            for prompt in made_up(asked.architecture.vocab_size, length, batch, rng=self.rng)
+        ]
+        engine.generate(prompts, Sampling(max_new_tokens=tokens, ignore_end=True))
+        steps = engine.steps()
+        if all(step.target_s is None for step in steps):
+            raise RunFailed(
+                f"{engine.name} does not tell what its steps take, so they cannot be profiled"
+            )
+        slowdown = 0.5 * (before + asked.slowdown())
+        self.add(steps, batch, gamma, case.draft, slowdown)
 
     def add(
         self,
@@ -232,57 +269,6 @@ def spread_drafts(shapes: Sequence[Architecture], count: int) -> list[Architectu
     return chosen
 
 
-class _Trial:
-    """An engine that runs the cases of a request, and what its steps report."""
-
-    def __init__(self, asked: PassRequest) -> None:
-        self.asked, self.rng = asked, random.Random(0)
-        self.collected: StepRows | None = None
-
-    def run(self, engine: Engine, case: Case, tell: Callable[[str, float], None]) -> None:
-        """Each batch size of a case with its gamma, back and forth."""
-        self.collected = self.collected or StepRows(engine.name, self.asked)
-        starts, repeats = case.starts(engine), self.asked.repeats
-        for start, pairs in enumerate(starts):
-            options = case.options(engine, pairs)
-            engine.start(self.asked.target, case.source, max(g for _, g in pairs), **options)
-            for repeat in range(repeats):
-                for place, (batch, gamma) in enumerate(pairs[:: -1 if repeat % 2 else 1]):
-                    about = f"gamma {gamma}" if self.asked.rounds else f"batch {batch}"
-                    share = (start + repeat / repeats) / len(starts)
-                    tell(f"{case.label()}, {about}", share)
-                    self.call(engine, case, batch, gamma, case.place + start + place)
-            engine.stop()
-
-    def call(self, engine: Engine, case: Case, batch: int, gamma: int, place: int) -> None:
-        """`batch` requests at once, their steps collected. Raises RunFailed where the engine does
-        not tell them."""
-        asked, collected = self.asked, self.collected
-        assert collected is not None
-        before = asked.slowdown()
-        tokens = case.tokens
-        if asked.rounds is not None:  # one token comes with the prompt, the last rounds may be cut
-            tokens = 1 + math.ceil(asked.rounds * (1.0 + math.fsum(synthetic(gamma)))) + gamma
-        context = asked.contexts[place % len(asked.contexts)] if asked.contexts else asked.context
-        prompts = self.prompts(batch, max(8, context - tokens // 2), case)
-        engine.generate(prompts, Sampling(max_new_tokens=tokens, ignore_end=True))
-        steps = engine.steps()
-        if all(step.target_s is None for step in steps):
-            raise RunFailed(
-                f"{engine.name} does not tell what its steps take, so they cannot be profiled"
-            )
-        slowdown = 0.5 * (before + asked.slowdown())
-        collected.add(steps, batch, gamma, case.draft, slowdown)
-
-    def prompts(self, count: int, length: int, case: Case) -> list[EnginePrompt]:
-        """Made-up prompts; a drafter that is no model sees a text twice, so that lookup finds
-        something."""
-        times = 2 if isinstance(case.draft, Drafter) else 1
-        vocabulary = self.asked.architecture.vocab_size
-        prompts = made_up(vocabulary, length // times, count, rng=self.rng)
-        return [replace(prompt, token_ids=times * prompt.token_ids) for prompt in prompts]
-
-
 def measure_passes(
     make_engine: Callable[[Case], Engine],
     asked: PassRequest,
@@ -294,17 +280,17 @@ def measure_passes(
     """Rows of kind `pass` and `rest`, of drafters that are no models `drafted`, out of steps; each
     is given to `record` as soon as its case is done. Raises RunFailed where the engine does not
     tell its steps."""
-    trial, count = _Trial(asked), len(cases)
+    collected, count = None, len(cases)
     for number, case in enumerate(cases):
 
         def tell(what: str, share: float, number: int = number) -> None:
             progress(what, number + share, count)
 
         engine = make_engine(case)
+        collected = collected or StepRows(engine.name, asked)
         try:
-            trial.run(engine, case, tell)
+            collected.run(engine, case, tell)
         finally:
             engine.stop()
-        assert trial.collected is not None
-        for row in trial.collected.rows():
+        for row in collected.rows():
             record(row)

@@ -39,9 +39,9 @@ class OpenVinoEngine(ChildEngine):
     environment = {"OPENVINO_TELEMETRY_OPT_OUT": "1"}
 
     def check(self, draft: ModelSource | None, gamma: int, schedule: Ranges) -> None:
-        family = drafter_family(draft)
-        if isinstance(draft, Path) and family in self.facts.head_limits:
-            self._check_head(draft, *self.facts.head_limits[family])
+        limits = self.facts.head_limits.get(drafter_family(draft))
+        if isinstance(draft, Path) and limits is not None:
+            self._check_head(draft, *limits)
         settings = self.settings
         if (
             settings.device != "cpu"

@@ -50,7 +50,7 @@ from archsearch.engines.engine import (
 from archsearch.errors import ArchsearchError
 from archsearch.models.drafts import load_draft
 from archsearch.models.files import gamma_settings
-from archsearch.models.runtime import hooked, quiet_transformers, torch_dtype
+from archsearch.models.runtime import hooked, load_checked, quiet_transformers, torch_dtype
 from archsearch.schedule import Ranges
 
 if TYPE_CHECKING:
@@ -307,13 +307,8 @@ class TransformersEngine:
             return source.eval()
         if is_draft and isinstance(source, Path):
             return load_draft(source, self.dtype)
-        from transformers import AutoModelForCausalLM
-
-        with quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(
-                source, dtype=self.dtype, trust_remote_code=False
-            )
-            return model.to(self.device).eval()  # type: ignore[arg-type]
+        model = load_checked(source, f"model {str(source)!r}", self.dtype)
+        return model.to(self.device).eval()  # type: ignore[arg-type]
 
     def stop(self) -> None:
         self.target = self.draft = self.lookup = self.chain = self.readers = None

@@ -31,7 +31,7 @@ class VllmEngine(ChildEngine):
     target and draft are known on a CPU with tensor_parallel 1; on a GPU reading them would hold the
     GPU up, so only whole steps are timed. `seconds` of a result begins when the request was first
     scheduled: waiting behind `concurrency` others is not in it. `generate` raises RunFailed where
-    vLLM's own counters (`counters`) and the rounds seen disagree.
+    vLLM's own counters and the rounds seen disagree.
     """
 
     name = "vllm"
@@ -41,10 +41,6 @@ class VllmEngine(ChildEngine):
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": "WARNING",
     }
-
-    def __init__(self, settings: EngineSettings, tokenizer: Any = None) -> None:
-        super().__init__(settings, tokenizer)
-        self.counters: dict[str, Any] = {}
 
     def check(self, draft: ModelSource | None, gamma: int, schedule: Ranges) -> None:
         if gamma > LONGEST_DRAFT and draft is not None:
@@ -78,7 +74,6 @@ class VllmEngine(ChildEngine):
         return asked
 
     def answered(self, answer: Mapping[str, Any]) -> None:
-        self.counters = dict(answer["counters"])
         if answer["preempted"]:
             log.warning(
                 "vLLM put %d requests back for lack of KV cache; lower --concurrency or --max-len",

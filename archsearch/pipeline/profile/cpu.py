@@ -112,7 +112,7 @@ def faster_dtype(
         steps = {}
         for name in device_dtypes(device, ()):
             dtype = torch_dtype(name)
-            model = build_model(target, dtype, WeightPool(PROBE_POOL_BYTES, dtype))
+            model = build_model(target, WeightPool(PROBE_POOL_BYTES, dtype))
             steps[name] = ForwardRun(model, batch=1, context=context).step(1)
             steps[name]()
         end = time.perf_counter() + seconds

@@ -110,7 +110,7 @@ def test_failures_end_it_with_one_line(script: Path, request_: str, words: str) 
     child = start(script)
     with pytest.raises(RunFailed, match=words):
         child.ask({"do": request_})
-    assert gone(child.pid)
+    assert gone(child._process.pid)
 
 
 def test_a_child_that_hangs_is_stopped(script: Path) -> None:
@@ -118,14 +118,14 @@ def test_a_child_that_hangs_is_stopped(script: Path) -> None:
     child.timeout_s = 1.0
     with pytest.raises(RunFailed, match="toy did not answer 'sleep' within 1 s"):
         child.ask({"do": "sleep"})
-    assert gone(child.pid)
+    assert gone(child._process.pid)
 
 
 def test_what_it_started_dies_with_it(script: Path) -> None:
     child = start(script)
     pid = child.ask({"do": "grandchild"})["pid"]
     child.close()
-    assert gone(pid) and gone(child.pid)
+    assert gone(pid) and gone(child._process.pid)
 
 
 def test_a_killed_parent_leaves_nothing_behind(script: Path, tmp_path: Path) -> None:
@@ -161,9 +161,9 @@ def test_each_worker_finds_what_it_imports_in_another_folder(
         pytest.skip(f"{package} is installed here")
     script = Path(child_engine.__file__).parents[1] / engine / "worker" / f"{engine}_worker.py"
     child = Child(Path(sys.executable), script, name=engine, timeout_s=60.0)
-    with pytest.raises(ArchsearchError, match=f"run: archsearch engine install {engine}"):
-        child.ask({"do": "versions"})
-    assert child.ask({"do": "stop"}) == {}
+    for _ in range(2):  # what the user can mend leaves it running
+        with pytest.raises(ArchsearchError, match=f"run: archsearch engine install {engine}"):
+            child.ask({"do": "versions"})
     child.close()
 
 

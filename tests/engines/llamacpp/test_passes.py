@@ -158,7 +158,8 @@ def test_a_process_of_passes_that_cannot_load_or_is_gone_says_so(tmp_path: Path)
         clock.ask("load", library=str(tmp_path / "no.so"))
     with pytest.raises(worker.passes.Failed, match="has no llama_model_default_params"):
         clock.ask("load", library=ctypes.util.find_library("m"))
-    clock.stop()
+    clock.process.kill()
+    clock.process.communicate()  # closes its pipes
     with pytest.raises(worker.passes.Failed, match="passes is gone"):
         clock.added([], [1])
 

@@ -42,7 +42,7 @@ def measured(
         Case(list(zip(batches, gammas[number], strict=True)), draft, folder, place=number)
         for number, (draft, folder) in enumerate(DRAFTS)
     ]
-    values = {"dtype": "bfloat16", "mode": "eager", "context": 64, **options}
+    values = {"dtype": "bfloat16", "mode": "eager", "contexts": (64,), **options}
     asked = PassRequest(target="target", architecture=TARGET, **values)
     rows = {}
 

@@ -151,11 +151,9 @@ def _prompts(count: int) -> list[EnginePrompt]:
     return [EnginePrompt(f"p{index}", (*PROMPT, *range(9, 9 + index))) for index in range(count)]
 
 
-def _consistent(
-    results: list[GenerationResult], steps: tuple[EngineStep, ...], counters: dict, limit: int
-) -> None:
-    """Every token was handed over in a step, rounds add up, and vLLM counted no fewer than the
-    whole rounds."""
+def _consistent(results: list[GenerationResult], steps: tuple[EngineStep, ...], limit: int) -> None:
+    """Every token was handed over in a step, and rounds add up (the worker compares them with
+    vLLM's own counters)."""
     assert sum(step.written for step in steps) == sum(len(result.token_ids) for result in results)
     for result in results:
         assert len(result.token_ids) == limit and len(result.gaps_s) >= 1
@@ -166,9 +164,6 @@ def _consistent(
             result.rounds == len(result.round_lengths)
             and sum(result.round_lengths) == result.accepted + result.rounds
         )
-    assert counters["rounds"] >= sum(result.rounds for result in results)
-    for position, counted in enumerate(counters["accepted_by_position"]):
-        assert counted >= sum(result.accepted_by_position[position] for result in results)
 
 
 @pytest.mark.slow
@@ -184,7 +179,7 @@ def test_greedy_text_with_a_draft_is_the_targets_own(
     engine.start(target, None, 0)
     plain = engine.generate(prompts, sampling)
     steps = engine.steps()
-    _consistent(plain, steps, {"rounds": 0, "accepted_by_position": []}, 40)
+    _consistent(plain, steps, 40)
     assert (
         all(step.gamma == 0 and step.draft_s == () and step.target_s for step in steps)
         and max(s.batch for s in steps) == 2
@@ -197,7 +192,7 @@ def test_greedy_text_with_a_draft_is_the_targets_own(
     engine.start(target, draft, GAMMA)
     spoken = engine.generate(prompts, sampling)
     assert [result.token_ids for result in spoken] == [result.token_ids for result in plain]
-    _consistent(spoken, engine.steps(), engine.counters, 40)
+    _consistent(spoken, engine.steps(), 40)
     for step in engine.steps():
         assert step.target_s is not None and 0 < step.target_s + sum(step.draft_s) < step.seconds
         assert len(step.draft_s) == len(step.draft_tokens) == GAMMA
@@ -238,11 +233,6 @@ def test_a_draft_that_is_the_target_is_accepted_whole_and_the_end_is_kept(
     engine.start(ending, target, GAMMA)
     [whole] = engine.generate(_prompts(1), Sampling(1 + 5 * (GAMMA + 1), ignore_end=True))
     assert whole.round_lengths == (GAMMA + 1,) * 5 and whole.accepted_by_position == (5,) * GAMMA
-    assert engine.counters == {
-        "rounds": 5,
-        "drafted": 5 * GAMMA,
-        "accepted_by_position": [5] * GAMMA,
-    }
     [cut] = engine.generate(_prompts(1), Sampling(40))
     assert list(cut.token_ids) == text[: text.index(end) + 1]
     assert cut.rounds == (text.index(end) - 1) // (GAMMA + 1)
@@ -348,7 +338,7 @@ def test_other_ways_to_run_give_the_same_text(
     assert [list(result.token_ids) for result in results] == [
         _greedy(model, prompt.token_ids, 24) for prompt in _prompts(2)
     ]
-    _consistent(results, engine.steps(), engine.counters, 24)
+    _consistent(results, engine.steps(), 24)
     in_process = engine.settings.tensor_parallel == 1
     assert all((step.target_s is not None) == in_process for step in engine.steps())
     if not in_process:  # worker processes keep the kernels of the build, which sample wrongly

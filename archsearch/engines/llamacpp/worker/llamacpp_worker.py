@@ -72,20 +72,19 @@ class Worker:
         self.process: subprocess.Popen[bytes] | None = None
         self.address: tuple[str, int] | None = None
         self.gamma = 0
-        self.own: str | None = None
+        self.own = os.environ.get("ARCHSEARCH_LLAMA_SERVER", "")  # a llama-server of the user's own
         self.lookup: list[int] | None = None
         self.ragged, self.slots = False, 1
         self.clock: PassClock | None = None
 
     def versions(self, request: Message) -> Message:
-        own = request.get("server") or self.own or os.environ.get("ARCHSEARCH_LLAMA_SERVER")
-        if own:
+        if self.own:
             ran = subprocess.run(
-                [own, "--version"], capture_output=True, text=True, timeout=60, check=False
+                [self.own, "--version"], capture_output=True, text=True, timeout=60, check=False
             )
             found = re.search(r"version: *(\S+)", ran.stdout + ran.stderr)
             if found is None:
-                raise UserError(f"{own} --version names no version; is it a llama-server?")
+                raise UserError(f"{self.own} --version names no version; is it a llama-server?")
             return {"version": found[1]}
         try:
             return {"version": importlib.metadata.version(PACKAGE)}
@@ -96,14 +95,10 @@ class Worker:
 
     def start(self, request: Message) -> Message:
         known = self.versions(request)
-        self.own = request.get("server")
         self.lookup = request["lookup"]
         self.ragged, self.slots = bool(self.lookup or request.get("rule")), request["concurrency"]
         drafts = self.lookup or request["draft"] is not None
         self.gamma = request["gamma"] if drafts else 0
-        if self.clock:
-            self.clock.stop()
-            self.clock = None
         if self.own:
             self.start_own(request)
         else:
@@ -199,7 +194,7 @@ class Worker:
             port = free.getsockname()[1]
         given = self.settings(request) | {"--host": "127.0.0.1", "--port": port}
         flags = [str(part) for pair in given.items() for part in pair]
-        command = [str(self.own), "--metrics", *flags]
+        command = [self.own, "--metrics", *flags]
         log = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL

@@ -213,10 +213,6 @@ class PassClock:
         """The steps behind the prompt `token_ids` with the seconds of their passes."""
         return self.ask("add", steps=steps, token_ids=token_ids)["steps"]
 
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.communicate()  # closes its pipes
-
 
 if __name__ == "__main__":
     channel, passes = claim_stdout(), Passes()

@@ -132,7 +132,7 @@ class Worker:
         return {"version": version}
 
     def start(self, request: Message) -> Message:
-        self.versions(request)
+        known = self.versions(request)
         import openvino as ov
         import openvino_genai as genai
 
@@ -173,7 +173,7 @@ class Worker:
                 folders[0], scheduler, "CPU", {**properties, **helped}
             )
             self.core, self.properties = core, properties
-            self.target_ir, self.logits_model = folders[0], None
+            self.target_ir = folders[0]
             # The first steps are slow, and the draft's counters only begin to note empty steps
             # after a first one.
             self.single(
@@ -182,7 +182,7 @@ class Worker:
                 self.gamma + 3,
                 True,
             )
-        return self.versions(request)
+        return known
 
     def config(
         self, max_new_tokens: int, temperature: float, seed: int, ends: Sequence[int]
@@ -430,10 +430,6 @@ class Worker:
             output = self.logits_model.infer(inputs)
         row = next(iter(output.values()))[0, -1]
         return {"logits": [float(row[token]) for token in request["candidates"]]}
-
-    def stop(self, _: Message) -> Message:
-        self.pipeline = self.logits_model = None
-        return {}
 
 
 if __name__ == "__main__":

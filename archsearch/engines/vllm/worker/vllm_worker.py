@@ -49,7 +49,7 @@ _COUNTERS = (
 
 
 class Worker:
-    """One engine at a time: started once, asked many times."""
+    """One engine: started once, asked many times."""
 
     def __init__(self) -> None:
         self.llm: Any = None
@@ -66,13 +66,8 @@ class Worker:
     def versions(self, _: Message) -> Message:
         return {"version": checked_version()}
 
-    def stop(self, _: Message) -> Message:
-        return {}
-
     @partial(telling, starting=True)
     def start(self, ask: Message) -> Message:
-        if self.llm is not None:
-            raise RuntimeError("this worker runs an engine already")
         version = checked_version()
         on_cpu = ask["device"] == "cpu"
         drafts = bool(ask.get("draft") or ask.get("lookup"))
@@ -216,8 +211,7 @@ class Worker:
             ] = key
         steps = self._run(requests, names)
         counted = self._counters().minus(before) if self.gamma else Counters()
-        wrong = disagreement(list(requests.values()), counted) if self.gamma else None
-        if wrong:
+        if wrong := disagreement(list(requests.values()), counted):
             raise Failed(
                 f"{wrong}; the counts of this run cannot be trusted, please report it with the"
                 " version of vLLM"
@@ -226,11 +220,6 @@ class Worker:
             "results": [request.result(self.gamma) for request in requests.values()],
             "steps": steps,
             "preempted": self._preemptions() - put_back,
-            "counters": {
-                "rounds": counted.rounds,
-                "drafted": counted.drafted,
-                "accepted_by_position": counted.accepted,
-            },
         }
 
     def _run(self, requests: Mapping[str, Request], names: Mapping[str, str]) -> list[Message]:
