@@ -24,7 +24,7 @@ from archsearch.records import Stored
 from archsearch.search.exact import exact_grid, rank_all, rank_alone
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.pareto import goals_of
-from archsearch.search.space import Indices, InvalidShape, SearchSpace
+from archsearch.search.space import Indices, SearchSpace
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -78,7 +78,7 @@ class Record:
             if not {"score", "invalid"} & set(trial.user_attrs) or not trial.state.is_finished():
                 continue
             shape = self.space.build(self.indices(trial), self.scorer.target)
-            if not isinstance(shape, InvalidShape) and shape not in self.known:
+            if not isinstance(shape, InvalidShapeError) and shape not in self.known:
                 self.known[shape] = trial
                 new.append(trial)
         return new
@@ -137,7 +137,7 @@ class Record:
                 self.study.enqueue_trial(self._params(unknown))
             trial = self.study.ask(cast(Any, self.distributions))
             shape = self.space.build(self.indices(trial), self.scorer.target)
-            if isinstance(shape, InvalidShape):
+            if isinstance(shape, InvalidShapeError):
                 self.study.tell(trial, state=TrialState.FAIL)
                 continue
             before = self.known.get(shape)
@@ -176,7 +176,7 @@ class Record:
         at_random = space.random_combinations(target, random.Random(len(self.known)), DRAWS)
         for indices in itertools.chain(at_random, space.combinations(target)):
             shape = space.build(indices, target)
-            if not isinstance(shape, InvalidShape) and shape not in self.known:
+            if not isinstance(shape, InvalidShapeError) and shape not in self.known:
                 return indices
         return None
 

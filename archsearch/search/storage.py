@@ -30,7 +30,7 @@ from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.files import digest, locked, writing
 from archsearch.records import as_data
 from archsearch.search.objective import Scorer
-from archsearch.search.space import InvalidShape, SearchSpace, numeric_values
+from archsearch.search.space import SearchSpace, numeric_values
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -306,7 +306,7 @@ def _witness(space: SearchSpace, scorer: Scorer) -> list[str]:
     for layers in PLAIN_LAYERS:
         nearest = space.nearest({**plain, "num_hidden_layers": layers}, target)
         shape = space.build(nearest, target)
-        if isinstance(shape, InvalidShape):
+        if isinstance(shape, InvalidShapeError):
             continue
         try:
             score = scorer(shape)
