@@ -260,7 +260,7 @@ def open_study(
 ) -> Study:
     """The study of an identity in a storage, new where it is not there yet.
 
-    Raises ArchsearchError for a study of another objective or another space.
+    Raises ArchsearchError for a study of another space.
     """
     import optuna
 
@@ -268,10 +268,6 @@ def open_study(
     study = optuna.create_study(
         storage=storage, study_name=name, directions=list(directions), load_if_exists=True
     )
-    if [direction.name.lower() for direction in study.directions] != list(directions):
-        raise ArchsearchError(
-            f"study {name} in the storage has another objective; use another --storage"
-        )
     found = study.user_attrs.get(ATTRIBUTE)
     if found is None:
         study.set_user_attr(ATTRIBUTE, dict(identity))
