@@ -22,7 +22,7 @@ from archsearch.models.files import HEAD_FAMILIES, has_weights, head_family_of
 from archsearch.models.targets import resolve_drafter
 from archsearch.needs import Needs
 from archsearch.pipeline.acceptance import AcceptanceRequest, find_draft, record, written_text
-from archsearch.pipeline.candidates import copy_draft, set_gamma, write_report
+from archsearch.pipeline.candidates import copy_draft, write_report
 from archsearch.pipeline.chains import CHAIN
 from archsearch.pipeline.confirm import check_tokenizer
 from archsearch.pipeline.families import INDEPENDENT, check_independent
@@ -111,11 +111,9 @@ def train_rank(path: Path, rank: int, budget_s: float, taken: Taken | None = Non
         text = text_verdict(session.scorer, trainer, draft)
     scored = draft.score(session.scorer).with_rank(rank)
     renewed = replace(scored, needs=Needs("exists", str(draft.folder)))
-    session.run.write_best(
-        renewed, None, vllm_config(INDEPENDENT, str(session.run.best_dir(rank)), renewed.gamma)
-    )
-    copy_draft(draft.folder, session.run.best_dir(rank))
-    set_gamma(session.run.best_dir(rank), renewed.gamma)
+    best = session.run.best_dir(rank)
+    session.run.write_best(renewed, None, vllm_config(INDEPENDENT, str(best), renewed.gamma))
+    copy_draft(draft.folder, best, renewed.gamma)
     forget(path, INDEPENDENT, CHAIN)
     write_report(session.run, session)
     training = TrainingRecord.from_dict(read_json(draft.folder / TRAINING_FILE, "training record"))
