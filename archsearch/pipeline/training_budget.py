@@ -10,6 +10,7 @@ for most.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.hardware.device import Device
 from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.needs import Needs, TrainingBudget
+from archsearch.pipeline.latency import DTYPE_PREFERENCE, RANKS
 from archsearch.report.phrases import AskedBudget
 from archsearch.runs.tables import BudgetDrafter, BudgetRow, Budgets
 from archsearch.search.objective import Score, Scorer
@@ -36,8 +38,6 @@ TEACHER_TOKENS: Final = 2048  # in a pass of the teacher
 # Of the device's peak that a training reaches: AMD-135M .18 of an MI250, TinyLlama-1.1B .51 of an
 # A100 (their tokens and hours, 6 operations a parameter and token).
 TRAINING_SHARE: Final = 0.3
-RANKS: Final = (1, 2, 4, 8)
-DTYPES: Final = ("bfloat16", "float16", "float32")  # that drafts are trained in
 
 
 def training_budget(
@@ -63,22 +63,20 @@ def training_budget(
 
 def training_peak(device: Device) -> float:
     """Operations a second of the dtype that a drafter is trained in."""
-    known = [device.flops_per_s[name] for name in DTYPES if name in device.flops_per_s]
-    if known and device.kind != "cpu":
-        return known[0]
+    dtype = next((name for name in DTYPE_PREFERENCE if name in device.flops_per_s), None)
+    if dtype and device.kind != "cpu":
+        return device.flops_per_s[dtype]
     # A profile without peaks: as slow as its memory, an operation a byte.
     return max(device.flops_per_s.values(), default=device.bandwidth_bytes_per_s)
 
 
 def _served(target: Architecture, device: Device, workload: Workload) -> list[Workload]:
     """The target on 1, 2, ... devices with the largest batch that memory holds."""
+    sizes = [WRITING_BATCH >> halved for halved in range(WRITING_BATCH.bit_length())]
     found = []
     for ranks in RANKS if device.kind != "cpu" else (1,):
-        batch = WRITING_BATCH
-        while batch > 1 and not _holds(target, device, workload, ranks, batch):
-            batch //= 2
-        if _holds(target, device, workload, ranks, batch):
-            found.append(_at(workload, ranks, batch))
+        each = (_at(workload, ranks, batch) for batch in sizes)
+        found += itertools.islice((served for served in each if _holds(target, device, served)), 1)
     return found or [_at(workload, workload.tensor_parallel, workload.batch_size)]
 
 
@@ -86,11 +84,9 @@ def _at(workload: Workload, ranks: int, batch: int) -> Workload:
     return Workload(batch, WRITING_CONTEXT, ranks, workload.dtype, workload.mode)
 
 
-def _holds(
-    target: Architecture, device: Device, workload: Workload, ranks: int, batch: int
-) -> bool:
+def _holds(target: Architecture, device: Device, served: Workload) -> bool:
     try:
-        return fits(target, None, _at(workload, ranks, batch), device)
+        return fits(target, None, served, device)
     except InvalidShapeError:  # heads do not divide
         return False
 
