@@ -14,7 +14,7 @@ from archsearch.pipeline.rounds_explained import served_by
 from archsearch.pipeline.serving import of_mix
 from archsearch.report.phrases import AskedPart
 from archsearch.report.terminal.traffic import Part, Simulation, Traffic, UnderLoad
-from archsearch.search.mixed import gain_of
+from archsearch.search.objective import gain_of
 from archsearch.traffic.mix import LoadPart, Mix, read_mix
 from archsearch.traffic.mix_scorer import MixScorer
 from archsearch.traffic.served import ServedPart, objective_of

@@ -31,20 +31,62 @@ from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import as_drafter, read_drafter
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError, InvalidShapeError
-from archsearch.estimate import Array, Estimate
+from archsearch.estimate import Array, Estimate, N
 from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.latency.drafted import DrafterRounds
 from archsearch.latency.grid import GridLatency
 from archsearch.latency.rounds import Bound, RoundTime
 from archsearch.needs import NOTHING, Needs
 from archsearch.records import Maybe, Stored, as_data, from_data
-from archsearch.search.mixed import MixScore
 from archsearch.search.space import Limits
 from archsearch.speedup import RoundTerms
 from archsearch.workload import Workload
 
 Positive = Annotated[Estimate, Stored(low=0.0)]
 Chance = Annotated[Estimate, Stored(low=0.0, high=1.0)]
+
+
+@dataclass(frozen=True, slots=True)
+class PartScore:
+    """One kind of request. `gamma` 0: none is faster than drafting nothing there. `running`:
+    requests that decode at once; seconds, with the prompts that are read in between. `ttft_s`
+    None: more arrive than are served."""
+
+    name: str
+    weight: float
+    context: int
+    running: float
+    gamma: int
+    alpha: float
+    tau: float
+    speedup: float
+    tpot_s: float
+    plain_tpot_s: float
+    ttft_s: float | None
+    tokens_per_s: float
+    plain_tokens_per_s: float
+
+
+def gain_of(objective: str, value: N, plain: N) -> N:
+    """With the draft over without; larger is better."""
+    return plain / value if objective == "tpot" else value / plain
+
+
+@dataclass(frozen=True, slots=True)
+class MixScore:
+    """The objective over a mix: its `value` with the draft and without (`plain`), and each part.
+    `broken_limits`: in words."""
+
+    objective: str
+    value: Annotated[float, Stored(above=0.0)]
+    plain: Annotated[float, Stored(above=0.0)]
+    parts: tuple[PartScore, ...]
+    broken_limits: tuple[str, ...] = ()
+
+    @property
+    def gain(self) -> float:
+        """With the draft over without; larger is better."""
+        return gain_of(self.objective, self.value, self.plain)
 
 
 @dataclass(frozen=True, slots=True)

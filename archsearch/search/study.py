@@ -23,8 +23,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.needs import Needs
 from archsearch.search.exact import ALONE_POINTS, Report, exact_grid, order, rank_all, rank_alone
-from archsearch.search.mixed import MixScore
-from archsearch.search.objective import Score, Scorer
+from archsearch.search.objective import MixScore, Score, Scorer
 from archsearch.search.pareto import GOALS
 from archsearch.search.ranking import best_of_each
 from archsearch.search.samplers import AUTO, Record, Regret, Sampler, make_sampler, regret_of

@@ -27,8 +27,14 @@ from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
 from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.records import as_data
-from archsearch.search.mixed import MixScore, PartScore, gain_of
-from archsearch.search.objective import GridScores, Score, Scorer
+from archsearch.search.objective import (
+    GridScores,
+    MixScore,
+    PartScore,
+    Score,
+    Scorer,
+    gain_of,
+)
 from archsearch.traffic.mix import LoadPart, Mix
 from archsearch.traffic.served import (
     Load,

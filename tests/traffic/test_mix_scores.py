@@ -24,8 +24,7 @@ from archsearch.paths import data_dir
 from archsearch.profiles import Profile
 from archsearch.records import as_data, from_data
 from archsearch.search.exact import exact_grid
-from archsearch.search.mixed import MixScore
-from archsearch.search.objective import Score, Scorer
+from archsearch.search.objective import MixScore, Score, Scorer
 from archsearch.search.space import SearchSpace
 from archsearch.search.study import search
 from archsearch.traffic.mix import Mix, mix_of
