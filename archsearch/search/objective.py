@@ -215,18 +215,14 @@ class GridScores:
     """What a score says, of shapes as one array each, [bodies, layers, windows, heads]; `start`:
     the first body's number.
 
-    `feasible`: within the scorer's limits; `ranked_by`: `Score.worth` of each. Seconds; `tau`
-    tokens a round.
+    `feasible`: within the scorer's limits; `ranked_by`: `Score.worth` of each.
     """
 
     start: int
     speedup: Array
     ranked_by: Array
     gamma: Array
-    alpha: Array
-    tau: Array
     draft_s: Array
-    round_s: Array
     feasible: NDArray[np.bool_]
 
     def found(self, flat: int) -> tuple[Place, int]:
@@ -345,18 +341,15 @@ class Scorer:
         positions = speculation.drifting_positions(alpha, drift, max(self.gammas))
         reach = speculation.accepted_by_position(positions)
         tokens = list(itertools.accumulate(reach, initial=1.0))
-        best = [np.full(grid.shape, -np.inf), *(np.zeros(grid.shape) for _ in range(4))]
+        best = [np.full(grid.shape, -np.inf), np.zeros(grid.shape), np.zeros(grid.shape)]
         latency = GridLatency(self.latency, self.target, grid, self.workload, self.gammas)
         for gamma, time in zip(self.gammas, latency.rounds(), strict=True):
-            tau = tokens[gamma]
-            found = tau * self.decode_s.value / time.round_s.value
+            found = tokens[gamma] * self.decode_s.value / time.round_s.value
             better = found > best[0]
-            values = (found, gamma, tau, time.draft_s.value, time.round_s.value)
-            for array, value in zip(best, values, strict=True):
+            for array, value in zip(best, (found, gamma, time.draft_s.value), strict=True):
                 np.copyto(array, value, where=better)
-        whole, fits = np.broadcast_to(alpha, grid.shape), self._within(self.constraints(grid), grid)
-        gain, at, tau, draft_s, round_s = best
-        return GridScores(start, gain, gain, at, whole, tau, draft_s, round_s, fits)
+        fits = self._within(self.constraints(grid), grid)
+        return GridScores(start, best[0], *best, fits)
 
     @staticmethod
     def _within(constraints: Mapping[str, Any], grid: ShapeGrid) -> NDArray[np.bool_]:
