@@ -191,15 +191,6 @@ def draws_of(mean: Array, covariance: Array, draws: int = DRAWS) -> Array:
     return mean + noise @ root.T
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
-    """A chosen candidate; `gain`: what knowing it adds to the expected best of those before it,
-    ln(speed-up)."""
-
-    index: int
-    gain: float
-
-
 def best_set(
     draws: Array,
     cost_s: Sequence[float],
@@ -209,23 +200,23 @@ def best_set(
     least: int = 1,
     least_gain: float = 0.0,
     start: Sequence[int] = (),
-) -> list[Pick]:
+) -> dict[int, float]:
     """Greedy set with the largest expected best, within `budget_s` seconds and `most` places.
-    `draws` [draws, n].
+    `draws` [draws, n]. The chosen in their order, and what knowing each adds to the expected best
+    of those before it, ln(speed-up).
 
     First those of `start` that can be paid, then the best in the mean, then what adds most to the
     expected best, until the next would add less than `least_gain`; `least` are chosen whatever they
     cost.
     """
-    chosen: list[Pick] = []
+    chosen: dict[int, float] = {}
     left = budget_s
     current = np.full(draws.shape[0], -np.inf)
     while len(chosen) < min(most, draws.shape[1]):
-        taken = {pick.index for pick in chosen}
         free = [
             i
             for i in range(draws.shape[1])
-            if i not in taken and (cost_s[i] <= left or len(chosen) < least)
+            if i not in chosen and (cost_s[i] <= left or len(chosen) < least)
         ]
         if not free:
             break
@@ -236,7 +227,7 @@ def best_set(
         if not first and len(chosen) >= max(least, 1) and gain < least_gain:
             break
         index = free[place]
-        chosen.append(Pick(index, gain))
+        chosen[index] = gain
         left -= cost_s[index]
         current = np.maximum(current, draws[:, index])
     return chosen

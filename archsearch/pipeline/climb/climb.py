@@ -327,13 +327,11 @@ class Climb:
             least_gain=LEAST_PICK,
             start=tuple(first) if number == 1 else (),
         )
-        if number > 1 and costs[picks[0].index] > 1.2 * max(left, 0.0):
+        if number > 1 and costs[next(iter(picks))] > 1.2 * max(left, 0.0):
             self.file.note(f"rung 1 ends after round {number - 1}: its time is spent")
             return None
-        shapes = tuple(scores[pick.index].architecture for pick in picks)
-        entry = RoundEntry(
-            number, step.tokens, shapes, tuple(pick.gain for pick in picks), gain, len(scores)
-        )
+        shapes, gains = tuple(scores[i].architecture for i in picks), tuple(picks.values())
+        entry = RoundEntry(number, step.tokens, shapes, gains, gain, len(scores))
         self.state.rounds.append(entry)
         self.file.save()
         return entry
