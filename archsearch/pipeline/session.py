@@ -206,7 +206,7 @@ class SearchRequest:
         trains = alpha is not None and registry.trains(alpha)
         count, note = confirm or 0, ""
         if confirm is None and (trains or (time_budget_s is not None and alpha is None)):
-            note = "" if trains else cannot_run(asked.engine) or cannot_train(target, asked.gpu)
+            note = "" if trains else cannot_train(target, asked.gpu, asked.engine)
             count = 0 if note else 1
         climb = count > 0 and (trains or alpha is None) and finalists is None
         if time_budget_s is not None:
@@ -550,22 +550,15 @@ def check_weights(target: TargetRef) -> None:
         )
 
 
-def cannot_run(engine: str | None) -> str:
-    """Why nothing can be confirmed in the engine; "" where archsearch runs it."""
+def cannot_train(target: str, gpu: str | None, engine: str | None) -> str:
+    """Why drafts of a target cannot be trained and confirmed here, in the engine that was named; ""
+    where nothing speaks against it before loading."""
+    ref = resolve_target(target)
     try:
         if engine is not None:
             runnable_engine(engine)
+        check_weights(ref)
     except ArchsearchError as error:
-        return str(error)
-    return ""
-
-
-def cannot_train(target: str, gpu: str | None) -> str:
-    """Why drafts of a target cannot be trained and confirmed here; "" where nothing speaks against
-    it before loading."""
-    try:
-        check_weights(resolve_target(target))
-    except MissingDataError as error:
         return str(error)
     if gpu is not None and resolve_device(gpu).kind != "cpu" and not has_gpu():
         return f"drafts for {gpu} are trained and confirmed on it, and this machine has no GPU"
