@@ -20,11 +20,10 @@ from archsearch.drafters.registry import family
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import engine_facts, runnable_engine
 from archsearch.engines.environments.environment import find_python
-from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.errors import ArchsearchError
 from archsearch.files import ensure_writable_dir, read_json
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
-from archsearch.models.files import has_weights
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.pipeline.existing import Alternative, context_of
 from archsearch.pipeline.families import (
@@ -533,21 +532,12 @@ def memory_limits(
 def check_weights(target: TargetRef) -> None:
     """Raise MissingDataError before long work where a target's weights cannot be had here (a hub is
     asked later, by loading)."""
-    from archsearch.models.load import packaged_gguf
+    from archsearch.models.load import packaged_gguf, weights_source
 
-    if target.folder is not None:
-        if not has_weights(target.folder):
-            raise MissingDataError(
-                f"no weights in {target.folder}; put model.safetensors there, or search without"
-                " --confirm"
-            )
-    elif target.weights:
+    if target.folder is None and target.weights:  # converted by loading
         packaged_gguf(target.name, target.weights)
-    elif target.hub_id is None:
-        raise MissingDataError(
-            f"target {target.name!r} is known by its shape only; give a folder with its weights, or"
-            " search without --confirm"
-        )
+    else:
+        weights_source(target)
 
 
 def cannot_train(target: str, gpu: str | None, engine: str | None) -> str:
