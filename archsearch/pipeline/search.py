@@ -199,7 +199,13 @@ def write_ranked(
     """best/ of the run: trained drafts by what was measured of them, then the best of the rest and
     of the drafters besides; as many as were asked for."""
     besides = [each.score for each in session.besides if within_budget(session, each.score)]
-    measured, rest = with_measured(session.scorer, trained, ranked)
+    measured = [
+        replace(draft.score(session.scorer), needs=Needs("exists", str(draft.folder)))
+        for draft in trained
+    ]
+    measured.sort(key=lambda score: -score.worth)
+    shapes = {score.architecture for score in measured}
+    rest = [score for score in ranked if score.architecture not in shapes]
     rest = sorted([*rest, *besides], key=lambda score: -score.ranked_by)
     everything = [*measured, *rest]
     chosen = everything[: max(session.request.top, len(trained))]
@@ -213,18 +219,6 @@ def write_ranked(
     best = [score.with_rank(rank) for rank, score in enumerate(scores, start=1)]
     write_best(session, best, {draft.architecture: draft for draft in trained})
     return best
-
-
-def with_measured(
-    scorer: Scorer, trained: Sequence[TrainedDraft], ranked: Sequence[Score]
-) -> tuple[list[Score], list[Score]]:
-    """The measured scores of trained drafts, best first, and the predicted ones of the rest."""
-    measured = [
-        replace(draft.score(scorer), needs=Needs("exists", str(draft.folder))) for draft in trained
-    ]
-    shapes = {score.architecture for score in measured}
-    rest = [score for score in ranked if score.architecture not in shapes]
-    return sorted(measured, key=lambda score: -score.worth), rest
 
 
 def outcome(
