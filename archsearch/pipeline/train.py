@@ -367,17 +367,17 @@ def predicted(
 def speedup_at(scorer: Scorer, draft: TrainedDraft, alpha: Estimate) -> Estimate | None:
     """The speed-up of a trained draft were its alpha another one: tau by gamma in proportion to the
     closed form's."""
-    taus = {gamma: _tau_at(tau, gamma, draft.alpha, alpha) for gamma, tau in draft.tau.items()}
+
+    def tau_at(measured: Estimate, gamma: int) -> Estimate:
+        before, after = tau_estimate(draft.alpha, gamma), tau_estimate(alpha, gamma)
+        value = min(measured.value * after.value / before.value, gamma + 1.0)
+        return Estimate(value, math.hypot(measured.std, after.std), "modelled")
+
+    taus = {gamma: tau_at(tau, gamma) for gamma, tau in draft.tau.items()}
     try:
         return scorer.measured(draft.architecture, alpha, taus).speedup
     except ArchsearchError:
         return None
-
-
-def _tau_at(measured: Estimate, gamma: int, was: Estimate, now: Estimate) -> Estimate:
-    before, after = tau_estimate(was, gamma), tau_estimate(now, gamma)
-    value = min(measured.value * after.value / before.value, gamma + 1.0)
-    return Estimate(value, math.hypot(measured.std, after.std), "modelled")
 
 
 def narrowest(draft: TrainedDraft) -> tuple[str, Estimate | None]:
