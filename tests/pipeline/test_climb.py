@@ -183,7 +183,7 @@ class MadeUpTrainer:
             known,
             {"": known},
             taus,
-            (alpha,),
+            {},
             tokens,
             points,
             "learnt" if stops else "",
