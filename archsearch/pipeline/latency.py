@@ -34,6 +34,7 @@ from archsearch.pipeline.serving import (
     check_dtype,
     default_engine,
     default_mode,
+    device_of,
     dtype_of_drafts,
     installed_version,
     rounds_of,
@@ -59,7 +60,6 @@ RANKS = (1, 2, 4, 8)
 AS_FAST: Final = 0.05
 TYPICAL_ALPHA: Final = 0.5  # for choosing a dtype only; assumed
 GAMMAS: Final = (1, 2, 3, 4)
-NOTHING_KNOWN = "nothing was measured for this target before"
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,10 @@ def served_target(ref: TargetRef, asked: WorkloadRequest) -> TargetRef:
     Raises ArchsearchError for published weights in a format that nobody prices and no dtype asked
     for, and for quantised weights on a CPU.
     """
-    ref, name = (
-        ref.routed(asked.routing_skew),
-        None if asked.dtype is None else served_name(asked.dtype),
-    )
-    published, plain = (
-        ref.architecture.served_dtype,
-        "--dtype bfloat16 prices the model before it was quantised",
-    )
+    ref = ref.routed(asked.routing_skew)
+    name = None if asked.dtype is None else served_name(asked.dtype)
+    published = ref.architecture.served_dtype
+    plain = "--dtype bfloat16 prices the model before it was quantised"
     if name is None and published and published not in WEIGHT_BYTES:
         raise ArchsearchError(
             f"the weights of {ref.name} are quantised ({published}), which is not priced; {plain},"
@@ -131,14 +127,13 @@ def served_target(ref: TargetRef, asked: WorkloadRequest) -> TargetRef:
     name = name or published
     if name not in WEIGHT_BYTES:
         return replace(ref, architecture=ref.architecture.in_format(""))
-    on_cpu = asked.profile is None and resolve_device(asked.gpu or "cpu").kind == "cpu"
-    profile, device = (None, None) if on_cpu else _profile_and_device(asked)
-    if device is None or device.kind == "cpu":
+    device = device_of(asked)
+    if device.kind == "cpu":
         raise ArchsearchError(
             f"weights in {name} are not priced on a CPU, where none of their kernels was measured;"
             f" {plain} (or name a --gpu)"
         )
-    own = _computes_in(name, profile, device, asked)
+    own = _computes_in(name, _profile_and_device(asked)[0], device, asked)
     return replace(ref, architecture=ref.architecture.in_format("" if own else name))
 
 
@@ -188,12 +183,8 @@ def choose_latency(
         source = _unprofiled(device, mode, asked, drafter)
     else:
         source = _profiled(profile, device, mode, asked, target, drafter)
-    served = served_words(source.engine, source.rounds, device)
-    version = (
-        source.rounds.version
-        if source.rounds is not None
-        else installed_version(source.engine, device)
-    )
+    served, rounds = served_words(source.engine, source.rounds, device), source.rounds
+    version = rounds.version if rounds is not None else installed_version(source.engine, device)
     words = source.words + format_words(getattr(source.latency, "tables", None), target)
     experts = f"{target.expert_format} (experts)" if target.expert_format else source.dtype
     about = {
@@ -237,10 +228,8 @@ def _profile_and_device(asked: WorkloadRequest) -> tuple[Profile | None, Device]
         return profile, Device.from_dict(profile.device)
     device = resolve_device(asked.gpu or "cpu")
     try:
-        return (
-            Profile.load(find_profile(device.key, cpu_stack() if device.kind == "cpu" else None)),
-            device,
-        )
+        folder = find_profile(device.key, cpu_stack() if device.kind == "cpu" else None)
+        return Profile.load(folder), device
     except MissingDataError:
         if device.kind == "cpu":
             raise
@@ -341,13 +330,10 @@ def _profiled(
     # Composed tables hold graph rows only; the eager answer is put together from them and a
     # published host time.
     found = profile.combinations()
-    names = (
-        [asked.dtype]
-        if asked.dtype
-        else list(dict.fromkeys(d for d, m in found if m == mode or profile.imported))
-    )
-    if not asked.dtype:  # weights of 8 bits are another model, to be asked for
-        names = [name for name in names if name in DTYPE_PREFERENCE] or names
+    names = [asked.dtype] if asked.dtype else []
+    if not names:  # weights of 8 bits are another model, to be asked for
+        able = list(dict.fromkeys(d for d, m in found if m == mode or profile.imported))
+        names = [name for name in able if name in DTYPE_PREFERENCE] or able
     engine = str(asked.engine)
     rounds = rounds_of(asked, engine, device, drafter)
     models = {}
@@ -533,7 +519,7 @@ def acceptance_for(
         return PriorAcceptance.from_dict(data), str(data.get("words", "as this run began"))
     asked = asked or AskedText()
     known = known_drafts(target, asked=asked, exclude=state.parent if state is not None else None)
-    estimator, words = CHOICES[choice].make(), NOTHING_KNOWN
+    estimator, words = CHOICES[choice].make(), "nothing was measured for this target before"
     moved = None
     if isinstance(estimator, PriorAcceptance):
         shape = resolve_target(target).architecture
