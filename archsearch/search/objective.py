@@ -175,6 +175,12 @@ class Score:
         return self.speedup.value > 1.0
 
     @property
+    def slope(self) -> float:
+        """d ln(speed-up) / d logit(alpha) at its gamma."""
+        alpha = self.alpha.value
+        return speculation.tau_slope(alpha, self.gamma) * alpha * (1.0 - alpha) / self.tau.value
+
+    @property
     def terms(self) -> RoundTerms:
         """What the speed-up is made of; files of earlier versions do not tell the round, but the
         time per token does."""
@@ -569,15 +575,8 @@ def difference_std(
     else:
         one, other = ((score.proposer, contexts(score)) for score in both)
         gap = gap_std(one, other, acceptance)
-    sensitivities = []
-    variance = 0.0
-    for item in (first, second):
-        alpha = item.alpha.value
-        slope = speculation.tau_slope(alpha, item.gamma) * alpha * (1.0 - alpha)
-        sensitivities.append(slope / item.tau.value)
-        variance += (item.draft_s.std / item.terms.round_s) ** 2
-    variance += (gap * sum(sensitivities) / 2) ** 2
-    return math.sqrt(variance)
+    variance = sum((item.draft_s.std / item.terms.round_s) ** 2 for item in both)
+    return math.sqrt(variance + (gap * sum(item.slope for item in both) / 2) ** 2)
 
 
 def grouped(

@@ -18,7 +18,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import TrainedDraft, read_curve
 from archsearch.drafts.trainer import choose_finalists
 from archsearch.pipeline.climb import race
-from archsearch.pipeline.climb.belief import Belief, slope
+from archsearch.pipeline.climb.belief import Belief
 from archsearch.pipeline.climb.trainings import ALL_SHARE, Trainings
 from archsearch.progress import human_time, say
 from archsearch.runs.state import (
@@ -390,7 +390,7 @@ class Climb:
         if self.state.rounds:  # what was measured goes before what is only predicted
             scores = [score for score in scores if score.architecture in belief.shorts] or scores
         most = max(self.wanted, min(3, self.most))
-        loss = slope(scores[0]) * belief.end_slope()
+        loss = scores[0].slope * belief.end_slope()
         count = rungs.finalist_count(belief.draws(scores[: 2 * most]), loss, most)
         return scores[: max(self.wanted, count)]
 
