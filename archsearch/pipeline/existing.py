@@ -81,9 +81,13 @@ class Alternative:
 def alternatives(session: SearchSession) -> list[Alternative]:
     """Those of the families that are searched, that the engine runs and that keep the limits; best
     first."""
-    names, scorer = session.families.names, session.scorer
-    found = found_for(session.target.name, session.target.architecture, names)
-    exist = [made for each in found if (made := _existing(session, each)) is not None]
+    names, scorer, target = session.families.names, session.scorer, session.target
+    exist = []
+    for found in found_for(target.name, target.architecture, names):
+        context = published_context(scorer.context, found, target)
+        if (score := _score(session, scorer, found.drafter, context)) is not None:
+            score = replace(score, needs=Needs("exists", found.row.hub_id))
+            exist.append(Alternative(score, context))
     own = [each for each in exist if each.score.family == Independent.family]
     trained = [] if isinstance(scorer.acceptance, GivenAcceptance) else _trained(session, own)
     return sorted([*exist, *trained], key=lambda each: -each.score.ranked_by)
@@ -115,14 +119,6 @@ def context_of(context: AcceptanceContext, score: Score, target: TargetRef) -> A
     known = found_for(target.name, target.architecture, (score.family,))
     found = next((each for each in known if each.row.hub_id == score.needs.hub_id), None)
     return context if found is None else published_context(context, found, target)
-
-
-def _existing(session: SearchSession, found: Found) -> Alternative | None:
-    context = published_context(session.scorer.context, found, session.target)
-    score = _score(session, session.scorer, found.drafter, context)
-    if score is None:
-        return None
-    return Alternative(replace(score, needs=Needs("exists", found.row.hub_id)), context)
 
 
 def _trained(session: SearchSession, siblings: Sequence[Alternative]) -> list[Alternative]:

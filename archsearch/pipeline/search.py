@@ -7,7 +7,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
@@ -379,24 +379,18 @@ def surveyed_devices(request: SearchRequest) -> tuple[str, ...]:
     asked = request.asked
     if asked.gpu is not None or asked.profile is not None or request.confirm or visible_gpus():
         return ()
-    target = resolve_target(request.target).architecture
-    if parameters(target) < LEAST_PARAMETERS or _on_this_cpu(parameters(target)):
+    count, cpu = parameters(resolve_target(request.target).architecture), identify_cpu()
+    if count < LEAST_PARAMETERS:
         return ()
+    with suppress(MissingDataError):  # without a profile this CPU is none to answer for
+        find_profile(cpu.key)
+        if 2.0 * count < 0.8 * cpu.memory_bytes:  # it holds the weights in 16 bits
+            return ()
     shipped = (
         path.parent.name for path in list_profiles() if path.is_relative_to(profile_roots()[-1])
     )
     keys = sorted(set(shipped), key=lambda key: load_device(key).bandwidth_bytes_per_s)
     return tuple(key for key in keys if load_device(key).kind == "gpu")
-
-
-def _on_this_cpu(count: float) -> bool:
-    """Whether this CPU has a profile and memory for the weights in 16 bits."""
-    cpu = identify_cpu()
-    try:
-        find_profile(cpu.key)
-    except MissingDataError:
-        return False
-    return 2.0 * count < 0.8 * cpu.memory_bytes
 
 
 def survey(request: SearchRequest, devices: Sequence[str]) -> Survey:

@@ -4,6 +4,7 @@ refused where they cannot be; a mix of work, from a file or of one kind of reque
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -223,7 +224,11 @@ def rounds_of(
         return None
     version = asked.engine_version
     if version is None:  # an empty one is a mistake, which is refused below
-        version = installed_version(engine, device) or _version_measured(asked, engine, device)
+        version = installed_version(engine, device)
+    if version is None:
+        with suppress(MissingDataError):  # there is no profile
+            profile = Profile.load(asked.profile or find_profile(device.key))
+            version = measured_version(profile, engine)
     options = parse_options(engine, asked.engine_options)
     if asked.host is not None:
         host_speed(asked.host)  # refuses what is none, also where no host is modelled
@@ -238,15 +243,6 @@ def installed_version(engine: str, device: Device) -> str | None:
         return package_version(engine)
     found = installed(engine) if facts.recipe else None
     return version_in(found.version) if found is not None and found.device == device.kind else None
-
-
-def _version_measured(asked: WorkloadRequest, engine: str, device: Device) -> str | None:
-    """The version whose rounds the profile holds; None where it holds none, or there is no
-    profile."""
-    try:
-        return measured_version(Profile.load(asked.profile or find_profile(device.key)), engine)
-    except MissingDataError:
-        return None
 
 
 def served_words(
@@ -292,8 +288,12 @@ def asked_mix(load: LoadRequest, asked: WorkloadRequest) -> tuple[Mix | None, Wo
 
 
 def of_mix(mix: Mix, load: LoadRequest, asked: WorkloadRequest) -> tuple[Mix, WorkloadRequest]:
-    """`asked_mix` of one that is known. Raises ArchsearchError as it does."""
-    mix = with_asked(mix, load)
+    """`asked_mix` of one that is known; options go before its own objective and limits. Raises
+    ArchsearchError as it does."""
+    given = {name: getattr(load, f"max_{name}") for name in LIMITS}
+    limits = {name: value for name, value in given.items() if value is not None}
+    mix = replace(mix, limits=replace(mix.limits, **limits))
+    mix = replace(mix, objective=load.objective or mix.objective)
     if asked.memory_fraction != MEMORY_FRACTION:
         mix = replace(mix, memory_fraction=asked.memory_fraction)
     changes: dict[str, Any] = {}
@@ -319,11 +319,3 @@ def one_kind(asked: WorkloadRequest) -> Mix:
         "requests", 1.0, Lengths.of([prompt]), Lengths.of([answer]), concurrency=asked.batch_size
     )
     return Mix((part,), memory_fraction=asked.memory_fraction)
-
-
-def with_asked(mix: Mix, load: LoadRequest) -> Mix:
-    """The mix with the objective and the limits that were given as options instead of its own."""
-    found = {name: getattr(load, f"max_{name}") for name in LIMITS}
-    given = {name: value for name, value in found.items() if value is not None}
-    limits = replace(mix.limits, **given)
-    return replace(mix, objective=load.objective or mix.objective, limits=limits)
