@@ -133,7 +133,10 @@ def renew_curves(run: Run, session: SearchSession | None = None) -> None:
     A run that cannot be reopened here (its profile or target lies elsewhere) gets a file that says
     why nothing is drawn. Raises nothing but OSError.
     """
-    state = state_of(run)
+    try:
+        state = digest([score.to_dict() for score in run.scores()])[:16]
+    except WRONG_SHAPE:
+        state = "unreadable"
     known = load_or_note(run.path / CURVES_FILE, "curves", Curves, [])
     if not run.ranks() or known is not None and known.state == state and known.sweeps.get("batch"):
         return
@@ -145,15 +148,6 @@ def renew_curves(run: Run, session: SearchSession | None = None) -> None:
         what = "Speed-up along batch, context, alpha and gamma, and where the time goes"
         curves = Curves(state, {}, {}, notes=(f"{what}: {words}",))
     save(run.path / CURVES_FILE, curves)
-
-
-def state_of(run: Run) -> str:
-    """A digest of all scores of a run: another one, and its curves are of before."""
-    try:
-        scores = [score.to_dict() for score in run.scores()]
-    except WRONG_SHAPE:
-        return "unreadable"
-    return digest(scores)[:16]
 
 
 def curves_of(session: SearchSession, state: str) -> Curves:

@@ -122,24 +122,16 @@ def _device() -> Iterator[Finding]:
             yield Finding("mend", text, "archsearch list devices")
             continue
         yield Finding("ok", f"{text} (--gpu {known.key})")
-        if (problem := _cuda_problem()) is not None:
-            yield Finding("mend", *problem)
+        build = installed("torch") or ""
+        if "+cpu" in build:
+            text = f"torch {build} is the build without CUDA: nothing can be trained or timed on"
+            pinned = f"torch=={build.partition('+')[0]}"
+            command = f"{sys.executable} -m pip install --force-reinstall {pinned}"
+            yield Finding("mend", f"{text} the GPU", command)
 
 
 def _known(gpu: VisibleGpu) -> Device | None:
     return next((device for device in devices().values() if matches(device, gpu)), None)
-
-
-def _cuda_problem() -> tuple[str, str] | None:
-    """Why torch does not see a GPU that the driver shows, and what to do; None where it is a CUDA
-    build (by its name)."""
-    build = installed("torch")
-    if build is None or "+cpu" not in build:
-        return None
-    return (
-        f"torch {build} is the build without CUDA: nothing can be trained or timed on the GPU",
-        f"{sys.executable} -m pip install --force-reinstall torch=={build.partition('+')[0]}",
-    )
 
 
 def _profiles() -> Iterator[Finding]:

@@ -261,11 +261,8 @@ def trial_row(number: int, trial: FrozenTrial, score: Score | None) -> dict[str,
         "feasible": done and all(value <= 0 for value in trial.constraints.values()),
         "invalid": trial.user_attrs.get("invalid", ""),
     }
-    return row if score is None else row | _columns(score)
-
-
-def _columns(score: Score) -> dict[str, object]:
-    row: dict[str, object] = {}
+    if score is None:
+        return row
     for name in (each.name for each in fields(score)):
         value = getattr(score, name)
         if name == "drafter":
