@@ -240,13 +240,7 @@ def measure_untrained(
         layers = kind.layers(target.architecture.num_hidden_layers)
         with ProgressLine("measure") as line:
             model = load_target(target, request.dtype)[0]
-            traces = exit_traces(
-                model,
-                texts.sequences,
-                layers,
-                end_ids=end_ids,
-                progress=line,
-            )
+            traces = exit_traces(model, texts.sequences, layers, end_ids=end_ids, progress=line)
         figures = Exits({layer: _exit(trace, layer, scorer) for layer, trace in traces.items()})
     notes = [f"prompts: {source}", *more]
     on_text = OnText(request.dtype, context_len, notes, figures, prices)

@@ -71,11 +71,8 @@ class Announced:
 
     @classmethod
     def of(cls, session: SearchSession) -> Announced:
-        request, folder, created = (
-            session.request,
-            session.run.path.resolve(),
-            session.run.info["created"],
-        )
+        request, folder = session.request, session.run.path.resolve()
+        created = session.run.info["created"]
         prior, coverage = session.run.path / PRIOR_FILE, session.scorer.context.coverage
         profile, trains = request.asked.profile, request.confirm > 0
         files = {"prompts": request.prompts, "heldout": request.heldout, "text": request.text}
