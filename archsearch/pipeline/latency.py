@@ -282,8 +282,8 @@ def tables_of(device: Device, dtype: str) -> Profile | None:
 def _unprofiled(
     device: Device, mode: Mode, asked: WorkloadRequest, drafter: RoundKind
 ) -> LatencySource:
-    """The answer for a GPU that nobody profiled: from a relative's kernels, and where none of the
-    generation was measured in the dtype from the datasheet."""
+    """Of a GPU that nobody profiled; the datasheet alone where no relative was measured in the
+    dtype."""
     name = asked.dtype or next(d for d in DTYPE_PREFERENCE if d in device.flops_per_s)
     profile = tables_of(device, name) if name in device.flops_per_s else None
     engine = str(asked.engine)

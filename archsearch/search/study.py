@@ -114,16 +114,11 @@ def search(
     how: How = How(),
 ) -> SearchResult:
     """Search `space` for the fastest draft of the scorer's target; `trials` distinct shapes are
-    scored and recorded.
+    recorded, of a space that is scored in full those that say most.
 
-    A space that can be scored in full is (`search.exact`): the trials are then those of all its
-    shapes that say most. `how`: which sampler proposes elsewhere, and whether other processes ask
-    along in the storage.
-
-    `storage`: a journal file, an Optuna URL or what is open. It may hold any number of searches:
-    each has a study of its own, named by everything its scores depend on (`search.storage`). Scores
-    found there are not computed again. Ends early when every valid shape has been scored. Raises
-    ArchsearchError where no shape is valid.
+    `storage`: a journal file, an Optuna URL or what is open, with any number of searches in it
+    (`search.storage`); scores found there are not computed again. Ends early when every valid shape
+    has been scored. Raises ArchsearchError where no shape is valid.
     """
     if trials < 1:
         raise ArchsearchError(f"trials must be at least 1, got {trials}")
