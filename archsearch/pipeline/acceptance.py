@@ -103,11 +103,6 @@ class AcceptanceRequest:
         elif self.gamma is not None:
             raise ArchsearchError("--gamma is of --tau: all of 1 to 8 are measured")
         check_sampling(self.asked.temperature, self.top_p)
-        if self.max_prompts < 1 or self.answer_tokens < 2:
-            raise ArchsearchError(
-                f"needs at least 1 prompt and 2 answer tokens, got {self.max_prompts} and"
-                f" {self.answer_tokens}"
-            )
         if self.output is not None:
             ensure_writable_dir(self.output.parent)
 
