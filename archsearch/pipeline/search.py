@@ -41,8 +41,13 @@ from archsearch.pipeline.climb.plan import (
 from archsearch.pipeline.climb.trainings import Trainings
 from archsearch.pipeline.confirm import confirm_rank
 from archsearch.pipeline.engine_ways import write_engines
-from archsearch.pipeline.existing import EXISTING, alternatives, within_budget
-from archsearch.pipeline.families import INDEPENDENT, family_rows
+from archsearch.pipeline.families import (
+    EXISTING,
+    INDEPENDENT,
+    alternatives,
+    family_rows,
+    within_budget,
+)
 from archsearch.pipeline.heads import head_rungs, keep_states, write_family_table
 from archsearch.pipeline.in_engine import EngineChoice
 from archsearch.pipeline.next_steps import next_steps

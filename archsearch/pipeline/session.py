@@ -25,10 +25,11 @@ from archsearch.files import ensure_writable_dir, read_json
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
 from archsearch.models.targets import TargetRef, resolve_target
-from archsearch.pipeline.existing import Alternative, context_of
 from archsearch.pipeline.families import (
+    Alternative,
     FamilySpaces,
     choose_families,
+    context_of,
     family_spaces,
     kind_of,
 )
