@@ -368,7 +368,6 @@ class SearchSession:
         arguments = setting.recorded(request)
         described: dict[str, Any] = {
             "space": setting.families.spaces[0].to_dict(),
-            "seed": request.seed,
             "profile": setting.source.profile,
         }
         if request.continues:

@@ -255,7 +255,6 @@ def create_run(
     arguments: Mapping[str, object],
     *,
     space: Mapping[str, object],
-    seed: int,
     device: Mapping[str, object] | None = None,
     profile: Mapping[str, object] | None = None,
     path: Path | None = None,
@@ -288,7 +287,7 @@ def create_run(
         "device": encoded(device or {}),
         "profile": encoded(profile or {}),
         "space": encoded(space),
-        "seed": seed,
+        "seed": arguments.get("seed", 0),
         "heldout_least": LEAST_HELDOUT,  # the rule by which prompts were kept apart
     }
     files.write_text(folder / "run.yaml", yaml.safe_dump(info, sort_keys=False, allow_unicode=True))
@@ -360,14 +359,12 @@ def resume_run(
     arguments: Mapping[str, object],
     *,
     space: Mapping[str, object],
-    seed: int,
     profile: Mapping[str, object] | None = None,
 ) -> Run:
     """Open the run in `path` to continue it; refused, with what differs, where it was asked
     something else.
 
-    FREE_ARGUMENTS may differ, and so may where the profile lies; its hash, the space and the
-    seed may not.
+    FREE_ARGUMENTS may differ, and so may where the profile lies; its hash and the space may not.
     """
     run = open_run(path)
     before, now = run.arguments, encoded(arguments)
@@ -378,8 +375,6 @@ def resume_run(
         and before.get(name) != now.get(name)
         and (name in before or name not in UNRECORDED)
     ]
-    if run.info["seed"] != seed and not any(text.startswith("seed ") for text in differences):
-        differences.append(f"seed was {run.info['seed']}, now {seed}")
     if run.info["space"] != encoded(space):
         differences.append("the search space's file has changed")
     was, current = run.profile.get("hash"), (profile or {}).get("hash")
