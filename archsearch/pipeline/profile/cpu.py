@@ -61,7 +61,7 @@ def profile_cpu(request: ProfileRequest, device: Device) -> Profiled:
     other = request.engine and not facts.in_process
     if facts.gguf:  # its rounds are priced by its own passes, in precisions that torch has not
         for dtype in dtypes:
-            profile_engine(request, profile, device, run.drafts, dtype)
+            profile_engine(run, dtype)
     elif not (other and _has_model(profile, dtypes[0])):  # else ops and whole models are there
         with ProgressLine("profile") as line:
             sweeps.sweep(bench, points, budget_s=request.budget_s, progress=line)
@@ -69,7 +69,7 @@ def profile_cpu(request: ProfileRequest, device: Device) -> Profiled:
             _measure_engine(bench, profile, request.target, dtypes, run.memory)
     if other and not facts.gguf:
         slowdown = _probe_slowdown(bench, dtypes[0])
-        profile_engine(request, profile, device, run.drafts, dtypes[0], slowdown=slowdown)
+        profile_engine(run, dtypes[0], slowdown=slowdown)
     for dtype in dtypes:
         run.learn(bench, dtype, "eager")
     # where only an engine's passes were measured, its own plain steps say how slow the machine was
