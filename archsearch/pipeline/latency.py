@@ -179,10 +179,11 @@ def choose_latency(
     if able and _computes_in(served_in, profile, device, asked):
         asked = replace(asked, dtype=served_in)
     mode = asked.mode or default_mode(device, str(asked.engine))
+    rounds = rounds_of(asked, str(asked.engine), device, drafter)
     if profile is None:
-        source = _unprofiled(device, mode, asked, drafter)
+        source = _unprofiled(device, mode, asked, rounds)
     else:
-        source = _profiled(profile, device, mode, asked, target, drafter)
+        source = _profiled(profile, device, mode, asked, target, rounds)
     served, rounds = served_words(source.engine, source.rounds, device), source.rounds
     version = rounds.version if rounds is not None else installed_version(source.engine, device)
     words = source.words + format_words(getattr(source.latency, "tables", None), target)
@@ -280,14 +281,13 @@ def tables_of(device: Device, dtype: str) -> Profile | None:
 
 
 def _unprofiled(
-    device: Device, mode: Mode, asked: WorkloadRequest, drafter: RoundKind
+    device: Device, mode: Mode, asked: WorkloadRequest, rounds: EngineRounds | None
 ) -> LatencySource:
     """Of a GPU that nobody profiled; the datasheet alone where no relative was measured in the
     dtype."""
     name = asked.dtype or next(d for d in DTYPE_PREFERENCE if d in device.flops_per_s)
     profile = tables_of(device, name) if name in device.flops_per_s else None
     engine = str(asked.engine)
-    rounds = rounds_of(asked, engine, device, drafter)
     latency: LatencyOfRounds
     if profile is None:
         latency = RooflineLatency(device, name, mode, engine, rounds)
@@ -325,7 +325,7 @@ def _profiled(
     mode: Mode,
     asked: WorkloadRequest,
     target: Architecture,
-    drafter: RoundKind,
+    rounds: EngineRounds | None,
 ) -> LatencySource:
     # Composed tables hold graph rows only; the eager answer is put together from them and a
     # published host time.
@@ -334,9 +334,7 @@ def _profiled(
     if not names:  # weights of 8 bits are another model, to be asked for
         able = list(dict.fromkeys(d for d, m in found if m == mode or profile.imported))
         names = [name for name in able if name in DTYPE_PREFERENCE] or able
-    engine = str(asked.engine)
-    rounds = rounds_of(asked, engine, device, drafter)
-    models = {}
+    engine, models = str(asked.engine), {}
     for name in names:
         check_dtype(name, engine_facts(engine))  # of a profile that knows no other
         try:
