@@ -86,12 +86,10 @@ def keep_states(session: SearchSession, trainer: DraftTrainer) -> None:
             HeadTrainer(trainer).keep_states(HeadPlan.usual(family, 1))
 
 
-def head_rungs(session: SearchSession, trainer: DraftTrainer) -> HeadRungs | None:
-    """The heads among the candidates of a search; None where none was asked for."""
+def head_rungs(session: SearchSession, trainer: DraftTrainer) -> HeadRungs:
+    """The heads among the candidates of a search."""
     asked = session.request.families
     families: list[HeadFamily] = [name for name in HEAD_FAMILIES if name in asked]
-    if not families:
-        return None
     heads, seed = HeadTrainer(trainer), session.request.seed
 
     def train(plan: HeadPlan, seconds: float) -> TrainedHead:

@@ -143,9 +143,9 @@ def train_and_confirm(session: SearchSession, start: float) -> Searched:
             Trainings(trainer, file, request.seed, shared),
             Belief(session.scorer, known),
             {score.architecture: None for score in result.best},
+            head_rungs(session, trainer),
             max(1, request.confirm),
             request.finalists,
-            head_rungs(session, trainer),
         )
         trained = ascent.climb()
         run.write_trials(trial_rows(result.trials, state))

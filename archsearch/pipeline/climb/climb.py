@@ -48,16 +48,16 @@ PROBE_SHARE: Final = 0.05  # of the time for full trainings, at most, for each o
 class Climb:
     """A search that trains, in progress. `space`: of the independent drafts, `pool`: all shapes of
     it that are looked at, best first; `out`: those that cannot win, and why; `wanted`, `most`: how
-    many finalists at least and at most; `heads`: where other families are asked for."""
+    many finalists at least and at most; `heads`: of the other families that were asked for."""
 
     space: SearchSpace
     plan: Plan
     trainings: Trainings
     belief: Belief
     pool: dict[Architecture, None]
+    heads: race.HeadRungs
     wanted: int = 1
     most: int = 3
-    heads: race.HeadRungs | None = None
     out: dict[Architecture, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -94,8 +94,7 @@ class Climb:
                 limit_s = PROBE_SHARE * self.plan.finalist_s
                 self.trainings.short(shape, PROBE_TOKENS, f"{shape.label()}: speed", limit_s)
         drafts = self.trainings.finalists(entry, self.judge)
-        if self.heads is not None:
-            drafts = race.race(self.heads, self.trainings, drafts, self.measured, self.left_s)
+        drafts = race.race(self.heads, self.trainings, drafts, self.measured, self.left_s)
         self._record(entry, drafts)
         if self.plan.climbs:
             context = replace(self.scorer.context, temperature=0.0)
@@ -115,7 +114,7 @@ class Climb:
         self._recall()
         if self.state.finalists is None:
             self.rounds(first)
-            if self.heads is not None:
+            if self.heads.gammas:
                 race.short_trainings(self.heads, self.file, self.left_s, self.standings()[0])
 
     def _begin_without_rounds(self) -> None:
@@ -123,10 +122,9 @@ class Climb:
         if self.state.finalists is None or self.state.rung_end_s is None:
             self.state.rung_end_s = self.file.elapsed_s()
             self.file.save()
-        if self.heads is not None:
-            known = {entry.family for entry in self.state.heads}
-            new = (each for each in self.heads.gammas.items() if each[0] not in known)
-            self.state.heads += [HeadEntry(*each) for each in new]
+        known = {entry.family for entry in self.state.heads}
+        new = (each for each in self.heads.gammas.items() if each[0] not in known)
+        self.state.heads += [HeadEntry(*each) for each in new]
 
     def rounds(self, first: Sequence[Score]) -> None:
         """Successive halving over short trainings, until one is left, the seconds are gone or
@@ -266,8 +264,7 @@ class Climb:
 
     def _rung_time(self, rest_s: float) -> float:
         """Seconds that the short trainings have; when they end is written down the first time."""
-        divisor = self.heads.rung_divisor if self.heads is not None else 1.0
-        rung_s = self.state.rung_s or rungs.rung_share(rest_s) / divisor
+        rung_s = self.state.rung_s or rungs.rung_share(rest_s) / self.heads.rung_divisor
         if self.state.rung_end_s is None:
             self.state.rung_s, self.state.rung_end_s = rung_s, self.file.elapsed_s() + rung_s
             self.file.save()
