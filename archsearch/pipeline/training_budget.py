@@ -73,7 +73,7 @@ def training_peak(device: Device) -> float:
 def _served(target: Architecture, device: Device, workload: Workload) -> list[Workload]:
     """The target on 1, 2, ... devices with the largest batch that memory holds."""
     sizes = [WRITING_BATCH >> halved for halved in range(WRITING_BATCH.bit_length())]
-    found = []
+    found = list[Workload]()
     for ranks in RANKS if device.kind != "cpu" else (1,):
         each = (_at(workload, ranks, batch) for batch in sizes)
         found += itertools.islice((served for served in each if _holds(target, device, served)), 1)

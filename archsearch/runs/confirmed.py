@@ -164,7 +164,7 @@ class ConfirmedGamma(Judged, Paced):
     def is_stale(self, alpha: Estimate) -> bool:
         """Whether the draft's alpha on held-out text is another than the one this confirmation
         predicted from."""
-        return _trained_since(self.predicted and self.predicted.alpha, alpha)
+        return _trained_since(self.predicted.alpha if self.predicted else None, alpha)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -355,7 +355,8 @@ class Scorer:
             for array, value in zip(best, (found, gamma, time.draft_s.value), strict=True):
                 np.copyto(array, value, where=better)
         fits = self._within(self.constraints(grid), grid)
-        return GridScores(start, best[0], *best, fits)
+        gain, at, draft_s = best
+        return GridScores(start, gain, gain, at, draft_s, fits)
 
     @staticmethod
     def _within(constraints: Mapping[str, Any], grid: ShapeGrid) -> NDArray[np.bool_]:
