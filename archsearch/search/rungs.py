@@ -5,14 +5,13 @@ A search climbs from the prior over short trainings to the full training of one 
 Scores are ln(speed-up), where what all candidates share (the target's times, the level of all
 alphas) is a common summand and cancels in differences.
 
-- *Who can still win* (`contenders`): all whose optimistic score reaches the best pessimistic one,
-in differences.
+- *Who can still win*: `contenders`.
 - *Who is trained* (`best_set`): the set with the largest expected best, chosen greedily, one shape
   at a time (submodular: within 1 - 1/e of the best set, Nemhauser et al. 1978). Shapes that are
   alike bring little beside each other, so the set is diverse by itself; a prior that cannot tell
   two depths apart wants both.
 - *How long* (`halving`): each round half as many shapes on twice the tokens (successive halving,
-  arXiv 1502.07943), as many as the seconds allow at the speed that was measured.
+  arXiv 1502.07943).
 - *When it ends*: when one candidate is left, or when knowing more would bring less than
 `LEAST_GAIN`.
 """
