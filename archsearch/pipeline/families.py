@@ -157,9 +157,10 @@ def family_rows(ranked: Sequence[Score]) -> list[RankedFamily]:
     return found
 
 
-def check_independent(score: Score, what: str, run: Path) -> None:
-    """Raise ArchsearchError where a rank is of a family for which `what` ("training", "confirming"
-    or "exporting") is not done by rank, with the command that does it where there is one."""
+def check_independent(score: Score, command: str, run: Path) -> None:
+    """Raise ArchsearchError where a rank is of a family for which a command (train, confirm or
+    export) is not done by rank, with the one that does it where there is one."""
+    what = f"{command}ing"
     if score.needs is not None and score.is_found:
         raise ArchsearchError(
             f"rank {score.rank} exists, {score.needs.hub_id}: download it and name it where a draft"
@@ -168,10 +169,9 @@ def check_independent(score: Score, what: str, run: Path) -> None:
         )
     if score.family == INDEPENDENT:
         return
-    command = {"training": "train", "confirming": "confirm", "exporting": "export"}[what]
     name = f"rank {score.rank} is of the family {score.family} ({score.proposer.label()})"
-    if score.family in HEAD_FAMILIES or (score.family == "ngram" and what == "confirming"):
-        gamma = f" --gamma {score.gamma}" if what == "training" else ""
+    if score.family in HEAD_FAMILIES or (score.family == "ngram" and command == "confirm"):
+        gamma = f" --gamma {score.gamma}" if command == "train" else ""
         raise ArchsearchError(
             f"{name}: such drafters are named by their family, not by rank: archsearch {command}"
             f" {shell_path(run)} --family {score.family}{gamma}"

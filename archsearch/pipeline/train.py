@@ -82,7 +82,7 @@ def train_rank(path: Path, rank: int, budget_s: float, taken: Taken | None = Non
     score = session.run.score(rank)
     heads = taken is not None and score.family in HEAD_FAMILIES
     if not heads:
-        check_independent(score, "training", path)
+        check_independent(score, "train", path)
     check_weights(session.target)
     trainer = session.trainer()
     text, expected = None, None
