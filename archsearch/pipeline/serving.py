@@ -3,7 +3,7 @@ refused where they cannot be; a mix of work, from a file or of one kind of reque
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -112,7 +112,11 @@ def engine_requests(
         by_engine.setdefault(name, []).append(version)
     if not by_engine:
         return [with_engine(asked, drafter)]
-    switches = {name: _switches_of(name, by_engine, asked.engine_options) for name in by_engine}
+    switches: dict[str, tuple[str, ...]] = dict.fromkeys(by_engine, ())
+    for text in asked.engine_options:
+        owners = [name for name in by_engine if text.partition("=")[0] in known_options(name)]
+        for name in owners or by_engine:  # one that no engine has is refused by the first
+            switches[name] += (text,)
     return [
         with_engine(
             replace(asked, engine=name, engine_version=version, engine_options=switches[name]),
@@ -121,16 +125,6 @@ def engine_requests(
         for name, wanted in by_engine.items()
         for version in tuple(dict.fromkeys(wanted)) or (None,)
     ]
-
-
-def _switches_of(engine: str, engines: Iterable[str], texts: Sequence[str]) -> tuple[str, ...]:
-    """Those of `texts` (NAME=VALUE) that are the engine's; one that no engine of `engines` has
-    counts as everybody's, to be refused."""
-
-    def owners(text: str) -> list[str]:
-        return [name for name in engines if text.partition("=")[0] in known_options(name)]
-
-    return tuple(text for text in texts if engine in owners(text) or not owners(text))
 
 
 def check_engine(facts: EngineFacts, device: Device) -> None:
