@@ -322,7 +322,15 @@ def open_run(path: Path) -> Run:
         raise ArchsearchError(f"{error}; restore it or start a new run") from error
     if not isinstance(info, dict):
         raise _broken(run_file, "it holds no fields")
-    _check_version(run_file, info)
+    found = info.get("schema_version")
+    if found not in (SCHEMA_VERSION, None):  # before anything else of it is used
+        code = info.get("code")
+        version = code.get("version") if isinstance(code, Mapping) else None
+        raise ArchsearchError(
+            f"{run_file} has schema version {found}, written by archsearch"
+            f" {version or 'of an unknown version'}; archsearch {__version__} reads schema version"
+            f" {SCHEMA_VERSION}: use the version that wrote it, or start a new run"
+        )
     if missing := [key for key in _REQUIRED if key not in info]:
         raise _broken(run_file, f"{', '.join(missing)} missing")
     if wrong := [key for key in _SECTIONS if not isinstance(info[key], dict)]:
@@ -337,21 +345,6 @@ def open_run(path: Path) -> Run:
 
 def _broken(run_file: Path, why: str) -> ArchsearchError:
     return ArchsearchError(f"{run_file} is broken: {why}; restore it or start a new run")
-
-
-def _check_version(run_file: Path, info: Mapping[str, object]) -> None:
-    """Refuse a run of a version that writes other files, before anything else of it is used."""
-    found = info.get("schema_version")
-    # none at all: a broken file, reported with what else it lacks
-    if found == SCHEMA_VERSION or found is None:
-        return
-    code = info.get("code")
-    version = code.get("version") if isinstance(code, Mapping) else None
-    raise ArchsearchError(
-        f"{run_file} has schema version {found}, written by archsearch"
-        f" {version or 'of an unknown version'}; archsearch {__version__} reads schema version"
-        f" {SCHEMA_VERSION}: use the version that wrote it, or start a new run"
-    )
 
 
 def resume_run(
