@@ -379,7 +379,11 @@ class SearchSession:
             run = create_run(Path("runs"), arguments, device=device, path=request.run, **described)
             if request.mix is not None:
                 save(run.path / WORKLOAD_FILE, request.mix)
-        return cls._of(request, setting, run, _asked_text(request, run))
+        sketch = load_sketch(run.path)  # of the user's prompts, or those that drafts are trained on
+        if sketch is None and (request.prompts is not None or request.confirm):
+            sketch = sketch_of_set(load_prompt_set(request.prompts, request.heldout))
+            save(run.path / SKETCH_FILE, sketch)
+        return cls._of(request, setting, run, AskedText(sketch, request.domain))
 
     @classmethod
     def reopen(cls, path: Path) -> SearchSession:
@@ -491,16 +495,6 @@ def has_gpu() -> bool:
     import torch
 
     return bool(torch.cuda.is_available())
-
-
-def _asked_text(request: SearchRequest, run: Run) -> AskedText:
-    """The text that is asked about: the user's prompts, or those that drafts are trained on; kept
-    with the run as a sketch."""
-    sketch = load_sketch(run.path)
-    if sketch is None and (request.prompts is not None or request.confirm):
-        sketch = sketch_of_set(load_prompt_set(request.prompts, request.heldout))
-        save(run.path / SKETCH_FILE, sketch)
-    return AskedText(sketch, request.domain)
 
 
 def default_space(target: Architecture) -> str:
