@@ -277,8 +277,13 @@ def asked_mix(load: LoadRequest, asked: WorkloadRequest) -> tuple[Mix | None, Wo
     that holds no mix, or contradicts the options."""
     if not load.asks:
         return None, asked
-    mix = read_mix(load.workload) if load.workload is not None else one_kind(asked)
-    return of_mix(mix, load, asked)
+    if load.workload is not None:
+        return of_mix(read_mix(load.workload), load, asked)
+    # requests that keep the batch in flight and, on the mean, the context in the cache
+    answer = min(ANSWER, max(2, 2 * asked.context_len))
+    lengths = (Lengths.of([each]) for each in (max(0, asked.context_len - answer // 2), answer))
+    part = LoadPart("requests", 1.0, *lengths, concurrency=asked.batch_size)
+    return of_mix(Mix((part,), memory_fraction=asked.memory_fraction), load, asked)
 
 
 def of_mix(mix: Mix, load: LoadRequest, asked: WorkloadRequest) -> tuple[Mix, WorkloadRequest]:
@@ -302,14 +307,3 @@ def of_mix(mix: Mix, load: LoadRequest, asked: WorkloadRequest) -> tuple[Mix, Wo
     changes["memory_fraction"] = mix.memory_fraction
     batch, context = mix.main.concurrency or 1, mix.main.context
     return mix, replace(asked, batch_size=batch, context_len=context, **changes)
-
-
-def one_kind(asked: WorkloadRequest) -> Mix:
-    """Requests that keep `batch_size` in flight and, on the mean, `context_len` tokens in the
-    cache."""
-    answer = min(ANSWER, max(2, 2 * asked.context_len))
-    prompt = max(0, asked.context_len - answer // 2)
-    part = LoadPart(
-        "requests", 1.0, Lengths.of([prompt]), Lengths.of([answer]), concurrency=asked.batch_size
-    )
-    return Mix((part,), memory_fraction=asked.memory_fraction)

@@ -322,12 +322,12 @@ def open_run(path: Path) -> Run:
         raise ArchsearchError(f"{error}; restore it or start a new run") from error
     if not isinstance(info, dict):
         raise _broken(run_file, "it holds no fields")
-    found = info.get("schema_version")
-    if found not in (SCHEMA_VERSION, None):  # before anything else of it is used
+    schema = info.get("schema_version")
+    if schema not in (SCHEMA_VERSION, None):  # before anything else of it is used
         code = info.get("code")
         version = code.get("version") if isinstance(code, Mapping) else None
         raise ArchsearchError(
-            f"{run_file} has schema version {found}, written by archsearch"
+            f"{run_file} has schema version {schema}, written by archsearch"
             f" {version or 'of an unknown version'}; archsearch {__version__} reads schema version"
             f" {SCHEMA_VERSION}: use the version that wrote it, or start a new run"
         )
