@@ -281,7 +281,7 @@ def asked_mix(load: LoadRequest, asked: WorkloadRequest) -> tuple[Mix | None, Wo
         return of_mix(read_mix(load.workload), load, asked)
     # requests that keep the batch in flight and, on the mean, the context in the cache
     answer = min(ANSWER, max(2, 2 * asked.context_len))
-    lengths = (Lengths.of([each]) for each in (max(0, asked.context_len - answer // 2), answer))
+    lengths = Lengths.of([max(0, asked.context_len - answer // 2)]), Lengths.of([answer])
     part = LoadPart("requests", 1.0, *lengths, concurrency=asked.batch_size)
     return of_mix(Mix((part,), memory_fraction=asked.memory_fraction), load, asked)
 
