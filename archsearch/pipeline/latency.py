@@ -158,9 +158,8 @@ def choose_latency(
 
     The model is that of the profile named, or of the device's profile; where nobody profiled it,
     the kernels of a relative carried over by the datasheets, and without a relative the datasheet
-    roofline (each said so). Without a dtype: that of quantised published weights, else of those in
-    which the profile says that the target decodes fastest the one that verifies cheapest
-    (`_fastest_dtype`). `drafter`: a kind whose rounds the engine must run. Raises ArchsearchError
+    roofline (each said so). Without a dtype: that of quantised published weights, else
+    `_fastest_dtype`. `drafter`: a kind whose rounds the engine must run. Raises ArchsearchError
     where no number of devices holds the target, or the engine's version runs no such drafter,
     MissingDataError without a usable profile.
     """

@@ -3,9 +3,7 @@ what it is worth; and what such a search missed, its best beside the exact best 
 a part of it.
 
 The study in the storage is the one that is asked, so several processes may ask it at once, and a
-search that was stopped goes on. A shape that was proposed before is answered from memory. Where a
-sampler proposes nothing new for `VAIN` times, the next shape is a random one; of a space that is as
-good as exhausted, the next in order.
+search that was stopped goes on. A shape that was proposed before is answered from memory.
 """
 
 from __future__ import annotations
