@@ -150,7 +150,7 @@ def capacity_to_come(
 def levels(
     shorts: Mapping[Architecture, ShortTraining],
     shared: CurvePrior,
-    to_come: Callable[[Architecture, int], float] = lambda shape, tokens: 0.0,
+    to_come: Callable[[Architecture, int], float],
 ) -> dict[Architecture, tuple[float, float]]:
     """Where each trained shape will stand among them when all are trained in full: (logit(alpha),
     std of its own error), at the tokens of the longest.
