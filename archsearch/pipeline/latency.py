@@ -359,9 +359,9 @@ def _profiled(
         name: _workload(asked, device, target, name, mode, model.rounds)
         for name, model in models.items()
     }
-    best = _fastest_dtype(models, target, workloads)
     step_s = {name: models[name].decode_s(target, workloads[name]).value for name in models}
-    first = min(step_s, key=lambda name: step_s[name])
+    best = _fastest_dtype(models, target, workloads, step_s)
+    first = min(step_s, key=step_s.__getitem__)
     slower = (
         ""
         if first == best
@@ -407,7 +407,10 @@ def _about(model: LatencyModel) -> dict[str, object]:
 
 
 def _fastest_dtype(
-    models: Mapping[str, LatencyModel], target: Architecture, workloads: Mapping[str, Workload]
+    models: Mapping[str, LatencyModel],
+    target: Architecture,
+    workloads: Mapping[str, Workload],
+    step_s: Mapping[str, float],
 ) -> str:
     """The dtype in which the target decodes fastest (a speed-up over a slower one is none); of
     those within AS_FAST of it, which a profile can hardly tell apart, the one in which a token
@@ -419,18 +422,15 @@ def _fastest_dtype(
     if len(models) == 1:
         return next(iter(models))
 
-    def decode_s(name: str) -> float:
-        return models[name].decode_s(target, workloads[name]).value
-
     def token_s(name: str) -> float:
         rounds = (
             models[name].verify_s(target, workloads[name], gamma).value / tau(TYPICAL_ALPHA, gamma)
             for gamma in GAMMAS
         )
-        return min(decode_s(name), *rounds)
+        return min(step_s[name], *rounds)
 
-    slowest = (1.0 + AS_FAST) * min(map(decode_s, models))
-    return min((name for name in models if decode_s(name) <= slowest), key=token_s)
+    slowest = (1.0 + AS_FAST) * min(step_s.values())
+    return min((name for name in models if step_s[name] <= slowest), key=token_s)
 
 
 def _engine_words(model: LatencyModel, device: Device, engine: str) -> str:
