@@ -288,8 +288,8 @@ def bench_serve(as_json: bool, **options: Any) -> None:
         --target qwen3-32b --draft qwen3-1.7b --gpu h100 --gamma 4 --prompts my-prompts.jsonl
     archsearch bench-serve --server-url http://127.0.0.1:8000 --concurrency 16
     """
-    from archsearch.pipeline.bench_serve import BenchRequest, bench_serve
     from archsearch.pipeline.estimate import EstimateRequest
+    from archsearch.pipeline.traffic import BenchRequest, bench_serve
     from archsearch.report.terminal.traffic import bench_text
 
     own = o.taken(BenchRequest, options)

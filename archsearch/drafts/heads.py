@@ -62,11 +62,6 @@ class HeadPlan:
     aux_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.family not in HEAD_FAMILIES:
-            raise ArchsearchError(
-                f"heads of family {self.family!r} cannot be trained here; choose from"
-                f" {', '.join(HEAD_FAMILIES)}"
-            )
         if (
             not 1 <= self.gamma <= LONGEST_CHAIN
             or self.layers < 1

@@ -68,8 +68,8 @@ def paired_logit_std(first: ShortTraining, second: ShortTraining) -> float:
 
 @dataclass(frozen=True)
 class TrainedDraft:
-    """A draft with weights and what it was measured at: greedy alpha on held-out text and tau by
-    replay, for each gamma.
+    """A draft with weights and what it was measured at: greedy alpha on held-out text and, for each
+    gamma by replay, tau and `rates`, the acceptance of its positions.
 
     `tokens`: of its training; `points` (tokens, alpha): its curve before the anneal, on texts that
     no draft is trained on; both empty where that is not known. `stopped`: why its training ended
@@ -81,7 +81,7 @@ class TrainedDraft:
     alpha: Estimate
     alpha_by_category: dict[str, Estimate]
     tau: dict[int, Estimate]
-    accepted_by_position: tuple[float, ...]
+    rates: dict[int, list[float]]
     tokens: int = 0
     points: tuple[tuple[int, float], ...] = ()
     stopped: str = ""
@@ -112,8 +112,8 @@ def trained_draft(arch: Architecture, folder: Path, trace: Trace) -> TrainedDraf
             " answers"
         )
     taus = {gamma: each.estimate() for gamma, each in found.items()}
-    positions = found[max(found)].accepted_by_position
-    return TrainedDraft(arch, folder, alpha(trace), alpha_by_category(trace), taus, positions)
+    rates = {gamma: list(each.accepted_by_position) for gamma, each in found.items()}
+    return TrainedDraft(arch, folder, alpha(trace), alpha_by_category(trace), taus, rates)
 
 
 def load_trained(arch: Architecture, folder: Path) -> TrainedDraft:

@@ -247,6 +247,17 @@ class LatencyModel(FittedPasses, DraftPasses):
             found[i] = found[i] + self._on_top(grid, part, ranks)[0]
         return found
 
+    @property
+    def prices_ops(self) -> bool:
+        """Whether single ops have a price: not where only the engine's whole passes were
+        measured."""
+        return self.composed_ is not None or hasattr(self, "ops")
+
+    def op_s(self, op: Op) -> float:
+        """Seconds of one op, weights out of memory."""
+        found = self.composed_.op_s(op) if self.composed_ else self.ops.op_s(op, True)
+        return float(found[0])
+
     def ops_s(self, ops: PassOps, cold: bool = True) -> Estimate:
         """Seconds of one pass given by its ops: what is not a whole model, such as a head on a
         target's hidden states.

@@ -36,6 +36,7 @@ class RooflineLatency(DraftPasses):
     (default: the newest known)."""
 
     target_correlation = PACE_CORRELATION
+    prices_ops = True
 
     def __init__(
         self,

@@ -103,11 +103,6 @@ class AcceptanceRequest:
         elif self.gamma is not None:
             raise ArchsearchError("--gamma is of --tau: all of 1 to 8 are measured")
         check_sampling(self.asked.temperature, self.top_p)
-        if self.max_prompts < 1 or self.answer_tokens < 2:
-            raise ArchsearchError(
-                f"needs at least 1 prompt and 2 answer tokens, got {self.max_prompts} and"
-                f" {self.answer_tokens}"
-            )
         if self.output is not None:
             ensure_writable_dir(self.output.parent)
 
@@ -240,13 +235,7 @@ def measure_untrained(
         layers = kind.layers(target.architecture.num_hidden_layers)
         with ProgressLine("measure") as line:
             model = load_target(target, request.dtype)[0]
-            traces = exit_traces(
-                model,
-                texts.sequences,
-                layers,
-                end_ids=end_ids,
-                progress=line,
-            )
+            traces = exit_traces(model, texts.sequences, layers, end_ids=end_ids, progress=line)
         figures = Exits({layer: _exit(trace, layer, scorer) for layer, trace in traces.items()})
     notes = [f"prompts: {source}", *more]
     on_text = OnText(request.dtype, context_len, notes, figures, prices)

@@ -31,8 +31,7 @@ def write_best(
         folder = run.write_best(score, config, served or None)
         draft = trained.get(score.architecture)
         if score.drafter is None and draft is not None:
-            copy_draft(draft.folder, folder)
-            set_gamma(folder, score.gamma)
+            copy_draft(draft.folder, folder, score.gamma)
     for rank in stale:
         if rank > len(ranked):
             run.drop_rank(rank)
@@ -47,19 +46,15 @@ COPIED_TO_RANK = (
 )
 
 
-def copy_draft(source: Path, destination: Path) -> None:
+def copy_draft(source: Path, destination: Path, gamma: int) -> None:
     """Copy the files of a draft folder, each by rename; weights last, so that a folder with weights
-    is whole."""
+    is whole. Gamma is written where transformers reads it: generation_config.json."""
     (destination / WEIGHTS_FILE).unlink(missing_ok=True)
     for name in sorted(COPIED_TO_RANK, key=lambda name: name == WEIGHTS_FILE):
         if (source / name).is_file():
             with atomic_path(destination / name) as temporary:
                 shutil.copyfile(source / name, temporary)
-
-
-def set_gamma(folder: Path, gamma: int) -> None:
-    """Write gamma where transformers reads it: the draft's generation_config.json."""
-    path = folder / "generation_config.json"
+    path = destination / "generation_config.json"
     current = read_json(path, "generation config") if path.exists() else {}
     write_json(path, {**current, **gamma_settings(gamma)})
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from archsearch.errors import ArchsearchError
 from archsearch.pipeline.candidates import write_report
-from archsearch.pipeline.existing import context_of
+from archsearch.pipeline.families import context_of
 from archsearch.pipeline.latency import acceptance_for, choose_latency, served_target
 from archsearch.pipeline.session import PRIOR_FILE, SearchRequest, SearchSession
 from archsearch.progress import human_time

@@ -104,7 +104,7 @@ class _Case:
         nothing."""
         run, name = bench.session.run, bench.name
         score = run.score(rank)
-        check_independent(score, "confirming", run.path)
+        check_independent(score, "confirm", run.path)
         check_choice(bench.choice, name, **asked)
         scorer, words = bench.scorer
         engine_facts(name).check_draft(score.architecture, scorer.workload.tensor_parallel)
@@ -189,7 +189,7 @@ def confirm_rank(
     held-out text; and once more with the tau that the engine counted, which leaves the latency's
     error. Raises MissingDataError for a rank without weights.
     """
-    check_independent(session.run.score(rank), "confirming", session.run.path)
+    check_independent(session.run.score(rank), "confirm", session.run.path)
     named = f"{shell_path(session.run.path)} --rank {rank}"
     advice = (
         f"train it (archsearch train {named}), or prove its shape without (archsearch confirm"

@@ -12,7 +12,7 @@ from typing import Any, Final
 from archsearch.acceptance.estimator import Acceptance
 from archsearch.acceptance.families import FamilyAcceptance
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.ops import Op, head_ops, layer_ops, sample_op
+from archsearch.architecture.ops import head_ops, layer_ops, sample_op
 from archsearch.capacity import fits, memory_plan
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
@@ -133,7 +133,10 @@ def renew_curves(run: Run, session: SearchSession | None = None) -> None:
     A run that cannot be reopened here (its profile or target lies elsewhere) gets a file that says
     why nothing is drawn. Raises nothing but OSError.
     """
-    state = state_of(run)
+    try:
+        state = digest([score.to_dict() for score in run.scores()])[:16]
+    except WRONG_SHAPE:
+        state = "unreadable"
     known = load_or_note(run.path / CURVES_FILE, "curves", Curves, [])
     if not run.ranks() or known is not None and known.state == state and known.sweeps.get("batch"):
         return
@@ -145,15 +148,6 @@ def renew_curves(run: Run, session: SearchSession | None = None) -> None:
         what = "Speed-up along batch, context, alpha and gamma, and where the time goes"
         curves = Curves(state, {}, {}, notes=(f"{what}: {words}",))
     save(run.path / CURVES_FILE, curves)
-
-
-def state_of(run: Run) -> str:
-    """A digest of all scores of a run: another one, and its curves are of before."""
-    try:
-        scores = [score.to_dict() for score in run.scores()]
-    except WRONG_SHAPE:
-        return "unreadable"
-    return digest(scores)[:16]
 
 
 def curves_of(session: SearchSession, state: str) -> Curves:
@@ -256,7 +250,7 @@ def _bars(scorer: Scorer, score: Score) -> tuple[tuple[Bar, ...], tuple[Bar, ...
         ranks = replace(workload, tensor_parallel=shared, draft_tensor_parallel=None)
         served, step = latency.facts.served_draft(draft), later if gamma > 1 else first
         passes.insert(0, _pass_bar(latency.drafts, "draft, one token", served, ranks, 1, step))
-        if _prices_ops(latency):
+        if latency.prices_ops:
             layers = [
                 _layer_bar(latency.drafts, "draft", draft, ranks),
                 _layer_bar(latency, "target", target, workload),
@@ -277,15 +271,6 @@ def _bars(scorer: Scorer, score: Score) -> tuple[tuple[Bar, ...], tuple[Bar, ...
     return tuple(passes), tuple(layers), rounds
 
 
-def _prices_ops(latency: OpsPriced) -> bool:
-    """Whether single ops have a price: not where only the engine's whole passes were measured."""
-    return (
-        not isinstance(latency, LatencyModel)
-        or latency.composed_ is not None
-        or hasattr(latency, "ops")
-    )
-
-
 def _pass_bar(
     latency: OpsPriced,
     name: str,
@@ -296,7 +281,7 @@ def _pass_bar(
 ) -> Bar:
     """A pass by term: its ops as the profile prices each alone; what the pass takes beyond them is
     its launches and the rest."""
-    if not _prices_ops(latency):
+    if not latency.prices_ops:
         return Bar(name, {"the whole pass": total.value}, total)
     terms: dict[str, float] = {}
     windows = arch.windows()
@@ -308,7 +293,7 @@ def _pass_bar(
         *head_ops(arch, batch=batch, tokens=tokens, ranks=workload.tensor_parallel),
         sample_op(arch, batch=batch, tokens=tokens),
     ]
-    terms["head and choice of tokens"] = math.fsum(_op_s(latency, op) for op in head)
+    terms["head and choice of tokens"] = math.fsum(map(latency.op_s, head))
     together = math.fsum(terms.values())
     if together > total.value:  # ops overlap
         terms = {term: seconds * total.value / together for term, seconds in terms.items()}
@@ -342,14 +327,5 @@ def _layer_terms(
             term, projected = "projections of attention", behind
         else:
             term = "feed-forward"
-        terms[term] = terms.get(term, 0.0) + _op_s(latency, op)
+        terms[term] = terms.get(term, 0.0) + latency.op_s(op)
     return terms
-
-
-def _op_s(latency: OpsPriced, op: Op) -> float:
-    """Seconds of one op by whatever prices ops in this latency model, weights out of memory."""
-    if isinstance(latency, RooflineLatency):
-        return latency.op_s(op)
-    if latency.composed_ is not None:
-        return float(latency.composed_.op_s(op)[0])
-    return float(latency.ops.op_s(op, True)[0])

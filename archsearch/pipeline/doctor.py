@@ -23,7 +23,6 @@ from archsearch import __version__
 from archsearch.engine_facts import engine_facts, engine_title
 from archsearch.engine_rounds import engine_rounds, known_engines, newest_version, version_in
 from archsearch.engines.environments.environment import overview
-from archsearch.errors import ArchsearchError
 from archsearch.hardware.device import Device, devices
 from archsearch.hardware.identify import (
     VisibleGpu,
@@ -55,19 +54,14 @@ def doctor() -> Diagnosis:
         "memory": _memory,
         "load": _load,
     }
-    found = [replace(each, topic=topic) for topic, look in looks.items() for each in _looked(look)]
-    return Diagnosis(__version__, tuple(found), all(each.level != "stop" for each in found))
-
-
-def _looked(look: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    """The findings of one look; a broken file or a driver that answers oddly costs only this
-    part."""
     found: list[Finding] = []
-    try:
-        found.extend(look())
-    except (ArchsearchError, OSError, ValueError, KeyError) as error:
-        found.append(Finding("mend", " ".join(str(error).split()) or type(error).__name__))
-    return found
+    for topic, look in looks.items():
+        try:  # a broken file or a driver that answers oddly costs only this part
+            found.extend(replace(each, topic=topic) for each in look())
+        except (OSError, ValueError, KeyError) as error:
+            words = " ".join(str(error).split()) or type(error).__name__
+            found.append(Finding("mend", words, topic=topic))
+    return Diagnosis(__version__, tuple(found), all(each.level != "stop" for each in found))
 
 
 def _versions() -> Iterator[Finding]:
@@ -128,24 +122,16 @@ def _device() -> Iterator[Finding]:
             yield Finding("mend", text, "archsearch list devices")
             continue
         yield Finding("ok", f"{text} (--gpu {known.key})")
-        if (problem := _cuda_problem()) is not None:
-            yield Finding("mend", *problem)
+        build = installed("torch") or ""
+        if "+cpu" in build:
+            text = f"torch {build} is the build without CUDA: nothing can be trained or timed on"
+            pinned = f"torch=={build.partition('+')[0]}"
+            command = f"{sys.executable} -m pip install --force-reinstall {pinned}"
+            yield Finding("mend", f"{text} the GPU", command)
 
 
 def _known(gpu: VisibleGpu) -> Device | None:
     return next((device for device in devices().values() if matches(device, gpu)), None)
-
-
-def _cuda_problem() -> tuple[str, str] | None:
-    """Why torch does not see a GPU that the driver shows, and what to do; None where it is a CUDA
-    build (by its name)."""
-    build = installed("torch")
-    if build is None or "+cpu" not in build:
-        return None
-    return (
-        f"torch {build} is the build without CUDA: nothing can be trained or timed on the GPU",
-        f"{sys.executable} -m pip install --force-reinstall torch=={build.partition('+')[0]}",
-    )
 
 
 def _profiles() -> Iterator[Finding]:

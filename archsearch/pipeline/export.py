@@ -61,16 +61,14 @@ def export_rank(
     engines = check_engines(engines)
     run = open_run(path)
     candidate = run.candidate(rank)
-    check_independent(candidate.score, "exporting", path)
+    check_independent(candidate.score, "export", path)
     train = f"archsearch train {shell_path(path)} --rank {rank}"
     if not candidate.has_weights and not allow_untrained:
         raise MissingDataError(
             f"rank {rank} of {path} has no weights; train it first: {train} (or export its shape:"
             " --allow-untrained)"
         )
-    if schedule is not None and not schedule.is_file():
-        raise ArchsearchError(f"gamma schedule not found: {schedule}")
-    planned = read_schedule(schedule or candidate.folder / SCHEDULE_FILE)
+    planned = _schedule(schedule, candidate.folder)
     draft_dtype = draft_dtype or run.draft_dtype
     ran = _confirmed_in(candidate, draft_dtype)
     found = ran.get(engines[0]) if len(engines) == 1 else None
@@ -107,6 +105,13 @@ def export_rank(
         "padded_speedup": full_head.speedup if full_head is not None else None,
         "better_gamma": better[0] if better is not None else None,
     }
+
+
+def _schedule(asked: Path | None, folder: Path) -> GammaSchedule:
+    """The one that was asked for, else the drafter's own, empty where it has none."""
+    if asked is not None and not asked.is_file():
+        raise ArchsearchError(f"gamma schedule not found: {asked}")
+    return read_schedule(asked or folder / SCHEDULE_FILE)
 
 
 def _beside_target(
@@ -245,8 +250,8 @@ def export_family(
             f"the head was trained for {most} draft tokens a round and accepts little beyond; got"
             f" gamma {wanted}"
         )
-    own = schedule or trained.folder / SCHEDULE_FILE
-    planned = read_schedule(own).ranges if gamma is None or schedule else ()
+    asked = gamma is None or schedule is not None
+    planned = _schedule(schedule, trained.folder).ranges if asked else ()
     if planned and (why := engine_facts("vllm").unscheduled_words(family)):
         if schedule is not None:
             raise ArchsearchError(f"{why}; leave --schedule out")

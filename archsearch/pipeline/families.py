@@ -1,28 +1,49 @@
 """Which families of drafters a search looks at, each in its own space, and what is not done yet for
-one."""
+one; its candidates besides: drafters that exist, and what is soon made of those: a tuned sibling,
+the first layers of the target."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, Self
 
+from archsearch.acceptance.estimator import (
+    Acceptance,
+    AcceptanceContext,
+    AcceptanceEstimator,
+    AcceptanceObservation,
+    GivenAcceptance,
+)
+from archsearch.acceptance.learnt import (
+    DISTILLED_WORTH,
+    PARENT_WORTH,
+    tokens_behind,
+    trained_as,
+    training_of,
+)
 from archsearch.architecture.architecture import Architecture
-from archsearch.drafters.drafter import RoundKind
+from archsearch.drafters.drafter import Drafter, RoundKind
 from archsearch.drafters.models import Independent
-from archsearch.drafters.registry import family
-from archsearch.engine_facts import EngineFacts
+from archsearch.drafters.registry import Found, family, found_for
+from archsearch.engine_facts import EngineFacts, engine_facts, shared_by
 from archsearch.engine_rounds import EngineRounds
 from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate
 from archsearch.models.files import HEAD_FAMILIES
-from archsearch.models.targets import TargetRef
+from archsearch.models.targets import TargetRef, model_of
+from archsearch.needs import Needs
 from archsearch.report.phrases import shell_path
 from archsearch.runs.run import open_run
 from archsearch.runs.tables import RankedFamily
-from archsearch.search.objective import Score
+from archsearch.search.objective import Score, Scorer
 from archsearch.search.ranking import best_of_each
 from archsearch.search.space import SearchSpace
+from archsearch.speedup import moved
+
+if TYPE_CHECKING:
+    from archsearch.pipeline.session import SearchSession
 
 INDEPENDENT: Final = Independent.family
 OTHER_TRIALS: Final = 48
@@ -136,9 +157,10 @@ def family_rows(ranked: Sequence[Score]) -> list[RankedFamily]:
     return found
 
 
-def check_independent(score: Score, what: str, run: Path) -> None:
-    """Raise ArchsearchError where a rank is of a family for which `what` ("training", "confirming"
-    or "exporting") is not done by rank, with the command that does it where there is one."""
+def check_independent(score: Score, command: str, run: Path) -> None:
+    """Raise ArchsearchError where a rank is of a family for which a command (train, confirm or
+    export) is not done by rank, with the one that does it where there is one."""
+    what = f"{command}ing"
     if score.needs is not None and score.is_found:
         raise ArchsearchError(
             f"rank {score.rank} exists, {score.needs.hub_id}: download it and name it where a draft"
@@ -147,10 +169,9 @@ def check_independent(score: Score, what: str, run: Path) -> None:
         )
     if score.family == INDEPENDENT:
         return
-    command = {"training": "train", "confirming": "confirm", "exporting": "export"}[what]
     name = f"rank {score.rank} is of the family {score.family} ({score.proposer.label()})"
-    if score.family in HEAD_FAMILIES or (score.family == "ngram" and what == "confirming"):
-        gamma = f" --gamma {score.gamma}" if what == "training" else ""
+    if score.family in HEAD_FAMILIES or (score.family == "ngram" and command == "confirm"):
+        gamma = f" --gamma {score.gamma}" if command == "train" else ""
         raise ArchsearchError(
             f"{name}: such drafters are named by their family, not by rank: archsearch {command}"
             f" {shell_path(run)} --family {score.family}{gamma}"
@@ -161,3 +182,128 @@ def check_independent(score: Score, what: str, run: Path) -> None:
         f"{name}: {what} is done for independent drafts, EAGLE-3, P-EAGLE and Medusa heads"
         f" only{other}"
     )
+
+
+EXISTING: Final = 6
+"""Drafters that exist which a ranking keeps, however far behind they are."""
+TUNING_TOKENS: Final = 1e7
+"""Of the target's answers, for a draft that is tuned: people use 1e6 to 1e8."""
+TUNING: Final = Estimate(0.23, 0.2, "prior")
+"""logit(alpha) that tuning on the target's answers adds to a draft of its family (one term, fitted
+over 15 studies of independent drafts; narrow text brought OSD .24 to .45 a decade). The law of what
+a draft has learnt would add .9 to a draft of LLaMA-65B that was pruned, which no published tuning
+shows on mixed text."""
+TUNED: Final = "tuned drafts were published for narrow kinds of text, 23k to 3M tokens"
+CUT: Final = "drafts that were pruned from a parent were published for one target"
+PRUNING_TOKENS: Final = 4e8
+"""As the drafts of LLaMA-65B that were pruned from LLaMA-7B took (arXiv 2402.01528)."""
+
+
+@dataclass(frozen=True)
+class _Tuned:
+    """What another estimator says of a draft, after it was tuned on the target's answers."""
+
+    untuned: AcceptanceEstimator
+
+    def fit(self, observations: Sequence[AcceptanceObservation]) -> Self:
+        return type(self)(self.untuned.fit(observations))
+
+    def predict(self, architecture: Architecture, context: AcceptanceContext) -> Acceptance:
+        found = self.untuned.predict(architecture, context)
+        return replace(found, alpha=moved(found.alpha, TUNING.value, TUNING.std))
+
+    def difference_std(
+        self, first: Architecture, second: Architecture, context: AcceptanceContext
+    ) -> float:
+        return self.untuned.difference_std(first, second, context)
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A candidate besides those of the spaces, and the context that acceptance was asked in."""
+
+    score: Score
+    context: AcceptanceContext
+
+
+def alternatives(session: SearchSession) -> list[Alternative]:
+    """Those of the families that are searched, that the engine runs and that keep the limits; best
+    first."""
+    names, scorer, target = session.families.names, session.scorer, session.target
+    exist = []
+    for found in found_for(target.name, target.architecture, names):
+        context = published_context(scorer.context, found, target)
+        if (score := _score(session, scorer, found.drafter, context)) is not None:
+            score = replace(score, needs=Needs("exists", found.row.hub_id))
+            exist.append(Alternative(score, context))
+    own = [each for each in exist if each.score.family == INDEPENDENT]
+    trained = [] if isinstance(scorer.acceptance, GivenAcceptance) else _trained(session, own)
+    return sorted([*exist, *trained], key=lambda each: -each.score.ranked_by)
+
+
+def within_budget(session: SearchSession, score: Score) -> bool:
+    """Whether a drafter takes no more than the training budget."""
+    budget, needs = session.scorer.context.budget, score.needs
+    return budget is None or needs is None or needs.gpu_hours <= budget.hours * (1.0 + 1e-9)
+
+
+def published_context(
+    context: AcceptanceContext, found: Found, target: TargetRef
+) -> AcceptanceContext:
+    """Where acceptance is asked for of a drafter that exists: made as it was, on no budget."""
+    made, model = replace(context, budget=None), model_of(found)
+    return made if model is None else trained_as(made, model, training_of(model, target)[0])
+
+
+def context_of(context: AcceptanceContext, score: Score, target: TargetRef) -> AcceptanceContext:
+    """Where acceptance is asked for of a score of a run: `context`, or made as it was where it
+    exists."""
+    if score.needs is None or score.needs.kind != "exists":
+        return context
+    known = found_for(target.name, target.architecture, (score.family,))
+    found = next((each for each in known if each.row.hub_id == score.needs.hub_id), None)
+    return context if found is None else published_context(context, found, target)
+
+
+def _trained(session: SearchSession, siblings: Sequence[Alternative]) -> list[Alternative]:
+    """What is soon made of something that exists, at its own cost, whatever the budget."""
+    scorer, budget = session.scorer, session.scorer.context.budget
+    if budget is None or INDEPENDENT not in session.families.names:
+        return []
+    found = []
+    usual = replace(scorer.context, budget=None)
+    best = max(siblings, key=lambda each: each.score.ranked_by, default=None)
+    if best is not None and best.context.training == "shared" and best.score.needs is not None:
+        drafter, hub_id = best.score.proposer, best.score.needs.hub_id or ""
+        tuned = scorer.with_acceptance(_Tuned(scorer.acceptance), best.context)
+        score = _score(session, tuned, drafter, best.context)
+        if score is not None:
+            needs = replace(budget.cost(drafter.training_parameters, TUNING_TOKENS), init=hub_id)
+            score = replace(score, needs=needs, assumed=TUNED)
+            found.append(Alternative(score, best.context))
+    target = session.target.architecture
+    if not target.num_experts:
+        # A parent that lends its layers, and what they learn after, in tokens from scratch.
+        learnt = PARENT_WORTH * tokens_behind(target) + DISTILLED_WORTH * PRUNING_TOKENS
+        first = Independent.usual(target)
+        context = replace(usual, training="shared", pretrain_tokens=learnt)
+        needs = budget.cost(first.training_parameters, PRUNING_TOKENS)
+        if (score := _score(session, scorer, first, context)) is not None:
+            layers = first.architecture.num_hidden_layers
+            needs = replace(needs, init=f"the target's first {layers} layers")
+            found.append(Alternative(replace(score, needs=needs, assumed=CUT), context))
+    return found
+
+
+def _score(
+    session: SearchSession, scorer: Scorer, drafter: Drafter, context: AcceptanceContext
+) -> Score | None:
+    """The score in a context; None where the engine does not run it or it is over a limit."""
+    facts, source = engine_facts(session.request.engine), session.source
+    try:
+        facts.check_drafter(drafter, shared_by(scorer.workload), source.version)
+        if any(over > 0 for over in scorer.constraints(drafter).values()):
+            return None
+        return scorer.with_acceptance(scorer.acceptance, context)(drafter)
+    except ArchsearchError:  # cannot be sharded, drafts no gamma that is asked for
+        return None

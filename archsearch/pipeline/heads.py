@@ -54,7 +54,8 @@ def head_plan(
     head_rows: int | None = None,
     layers: int | None = None,
     aux_layers: str | None = None,
-    run: Path | None = None,
+    *,
+    run: Path,
 ) -> HeadPlan:
     """What the options of `archsearch train` ask for; a head that `run` has goes on with its own
     gamma.
@@ -74,7 +75,7 @@ def head_plan(
         raise ArchsearchError(
             f"--aux-layers takes numbers of layers, as in 2,15,27; got {aux_layers!r}"
         ) from None
-    if gamma is None and run is not None and (head := find_head(run, known)) is not None:
+    if gamma is None and (head := find_head(run, known)) is not None:
         gamma = head.plan.gamma
     return HeadPlan(known, gamma or USUAL_GAMMA, head_rows, layers or HEAD_LAYERS[known], ids)
 
@@ -86,12 +87,10 @@ def keep_states(session: SearchSession, trainer: DraftTrainer) -> None:
             HeadTrainer(trainer).keep_states(HeadPlan.usual(family, 1))
 
 
-def head_rungs(session: SearchSession, trainer: DraftTrainer) -> HeadRungs | None:
-    """The heads among the candidates of a search; None where none was asked for."""
+def head_rungs(session: SearchSession, trainer: DraftTrainer) -> HeadRungs:
+    """The heads among the candidates of a search."""
     asked = session.request.families
     families: list[HeadFamily] = [name for name in HEAD_FAMILIES if name in asked]
-    if not families:
-        return None
     heads, seed = HeadTrainer(trainer), session.request.seed
 
     def train(plan: HeadPlan, seconds: float) -> TrainedHead:

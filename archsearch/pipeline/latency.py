@@ -34,6 +34,7 @@ from archsearch.pipeline.serving import (
     check_dtype,
     default_engine,
     default_mode,
+    device_of,
     dtype_of_drafts,
     installed_version,
     rounds_of,
@@ -59,7 +60,6 @@ RANKS = (1, 2, 4, 8)
 AS_FAST: Final = 0.05
 TYPICAL_ALPHA: Final = 0.5  # for choosing a dtype only; assumed
 GAMMAS: Final = (1, 2, 3, 4)
-NOTHING_KNOWN = "nothing was measured for this target before"
 
 
 @dataclass(frozen=True)
@@ -116,14 +116,10 @@ def served_target(ref: TargetRef, asked: WorkloadRequest) -> TargetRef:
     Raises ArchsearchError for published weights in a format that nobody prices and no dtype asked
     for, and for quantised weights on a CPU.
     """
-    ref, name = (
-        ref.routed(asked.routing_skew),
-        None if asked.dtype is None else served_name(asked.dtype),
-    )
-    published, plain = (
-        ref.architecture.served_dtype,
-        "--dtype bfloat16 prices the model before it was quantised",
-    )
+    ref = ref.routed(asked.routing_skew)
+    name = None if asked.dtype is None else served_name(asked.dtype)
+    published = ref.architecture.served_dtype
+    plain = "--dtype bfloat16 prices the model before it was quantised"
     if name is None and published and published not in WEIGHT_BYTES:
         raise ArchsearchError(
             f"the weights of {ref.name} are quantised ({published}), which is not priced; {plain},"
@@ -132,14 +128,13 @@ def served_target(ref: TargetRef, asked: WorkloadRequest) -> TargetRef:
     name = name or published
     if name not in WEIGHT_BYTES:
         return replace(ref, architecture=ref.architecture.in_format(""))
-    on_cpu = asked.profile is None and resolve_device(asked.gpu or "cpu").kind == "cpu"
-    profile, device = (None, None) if on_cpu else _profile_and_device(asked)
-    if device is None or device.kind == "cpu":
+    device = device_of(asked)
+    if device.kind == "cpu":
         raise ArchsearchError(
             f"weights in {name} are not priced on a CPU, where none of their kernels was measured;"
             f" {plain} (or name a --gpu)"
         )
-    own = _computes_in(name, profile, device, asked)
+    own = _computes_in(name, _profile_and_device(asked)[0], device, asked)
     return replace(ref, architecture=ref.architecture.in_format("" if own else name))
 
 
@@ -164,9 +159,8 @@ def choose_latency(
 
     The model is that of the profile named, or of the device's profile; where nobody profiled it,
     the kernels of a relative carried over by the datasheets, and without a relative the datasheet
-    roofline (each said so). Without a dtype: that of quantised published weights, else of those in
-    which the profile says that the target decodes fastest the one that verifies cheapest
-    (`_fastest_dtype`). `drafter`: a kind whose rounds the engine must run. Raises ArchsearchError
+    roofline (each said so). Without a dtype: that of quantised published weights, else
+    `_fastest_dtype`. `drafter`: a kind whose rounds the engine must run. Raises ArchsearchError
     where no number of devices holds the target, or the engine's version runs no such drafter,
     MissingDataError without a usable profile.
     """
@@ -185,16 +179,13 @@ def choose_latency(
     if able and _computes_in(served_in, profile, device, asked):
         asked = replace(asked, dtype=served_in)
     mode = asked.mode or default_mode(device, str(asked.engine))
+    rounds = rounds_of(asked, str(asked.engine), device, drafter)
     if profile is None:
-        source = _unprofiled(device, mode, asked, drafter)
+        source = _unprofiled(device, mode, asked, rounds)
     else:
-        source = _profiled(profile, device, mode, asked, target, drafter)
-    served = served_words(source.engine, source.rounds, device)
-    version = (
-        source.rounds.version
-        if source.rounds is not None
-        else installed_version(source.engine, device)
-    )
+        source = _profiled(profile, device, mode, asked, target, rounds)
+    served, rounds = served_words(source.engine, source.rounds, device), source.rounds
+    version = rounds.version if rounds is not None else installed_version(source.engine, device)
     words = source.words + format_words(getattr(source.latency, "tables", None), target)
     experts = f"{target.expert_format} (experts)" if target.expert_format else source.dtype
     about = {
@@ -238,10 +229,8 @@ def _profile_and_device(asked: WorkloadRequest) -> tuple[Profile | None, Device]
         return profile, Device.from_dict(profile.device)
     device = resolve_device(asked.gpu or "cpu")
     try:
-        return (
-            Profile.load(find_profile(device.key, cpu_stack() if device.kind == "cpu" else None)),
-            device,
-        )
+        folder = find_profile(device.key, cpu_stack() if device.kind == "cpu" else None)
+        return Profile.load(folder), device
     except MissingDataError:
         if device.kind == "cpu":
             raise
@@ -292,14 +281,13 @@ def tables_of(device: Device, dtype: str) -> Profile | None:
 
 
 def _unprofiled(
-    device: Device, mode: Mode, asked: WorkloadRequest, drafter: RoundKind
+    device: Device, mode: Mode, asked: WorkloadRequest, rounds: EngineRounds | None
 ) -> LatencySource:
-    """The answer for a GPU that nobody profiled: from a relative's kernels, and where none of the
-    generation was measured in the dtype from the datasheet."""
+    """Of a GPU that nobody profiled; the datasheet alone where no relative was measured in the
+    dtype."""
     name = asked.dtype or next(d for d in DTYPE_PREFERENCE if d in device.flops_per_s)
     profile = tables_of(device, name) if name in device.flops_per_s else None
     engine = str(asked.engine)
-    rounds = rounds_of(asked, engine, device, drafter)
     latency: LatencyOfRounds
     if profile is None:
         latency = RooflineLatency(device, name, mode, engine, rounds)
@@ -337,21 +325,16 @@ def _profiled(
     mode: Mode,
     asked: WorkloadRequest,
     target: Architecture,
-    drafter: RoundKind,
+    rounds: EngineRounds | None,
 ) -> LatencySource:
     # Composed tables hold graph rows only; the eager answer is put together from them and a
     # published host time.
     found = profile.combinations()
-    names = (
-        [asked.dtype]
-        if asked.dtype
-        else list(dict.fromkeys(d for d, m in found if m == mode or profile.imported))
-    )
-    if not asked.dtype:  # weights of 8 bits are another model, to be asked for
-        names = [name for name in names if name in DTYPE_PREFERENCE] or names
-    engine = str(asked.engine)
-    rounds = rounds_of(asked, engine, device, drafter)
-    models = {}
+    names = [asked.dtype] if asked.dtype else []
+    if not names:  # weights of 8 bits are another model, to be asked for
+        able = list(dict.fromkeys(d for d, m in found if m == mode or profile.imported))
+        names = [name for name in able if name in DTYPE_PREFERENCE] or able
+    engine, models = str(asked.engine), {}
     for name in names:
         check_dtype(name, engine_facts(engine))  # of a profile that knows no other
         try:
@@ -377,9 +360,9 @@ def _profiled(
         name: _workload(asked, device, target, name, mode, model.rounds)
         for name, model in models.items()
     }
-    best = _fastest_dtype(models, target, workloads)
     step_s = {name: models[name].decode_s(target, workloads[name]).value for name in models}
-    first = min(step_s, key=lambda name: step_s[name])
+    best = _fastest_dtype(models, target, workloads, step_s)
+    first = min(step_s, key=step_s.__getitem__)
     slower = (
         ""
         if first == best
@@ -425,7 +408,10 @@ def _about(model: LatencyModel) -> dict[str, object]:
 
 
 def _fastest_dtype(
-    models: Mapping[str, LatencyModel], target: Architecture, workloads: Mapping[str, Workload]
+    models: Mapping[str, LatencyModel],
+    target: Architecture,
+    workloads: Mapping[str, Workload],
+    step_s: Mapping[str, float],
 ) -> str:
     """The dtype in which the target decodes fastest (a speed-up over a slower one is none); of
     those within AS_FAST of it, which a profile can hardly tell apart, the one in which a token
@@ -437,18 +423,15 @@ def _fastest_dtype(
     if len(models) == 1:
         return next(iter(models))
 
-    def decode_s(name: str) -> float:
-        return models[name].decode_s(target, workloads[name]).value
-
     def token_s(name: str) -> float:
         rounds = (
             models[name].verify_s(target, workloads[name], gamma).value / tau(TYPICAL_ALPHA, gamma)
             for gamma in GAMMAS
         )
-        return min(decode_s(name), *rounds)
+        return min(step_s[name], *rounds)
 
-    slowest = (1.0 + AS_FAST) * min(map(decode_s, models))
-    return min((name for name in models if decode_s(name) <= slowest), key=token_s)
+    slowest = (1.0 + AS_FAST) * min(step_s.values())
+    return min((name for name in models if step_s[name] <= slowest), key=token_s)
 
 
 def _engine_words(model: LatencyModel, device: Device, engine: str) -> str:
@@ -535,7 +518,7 @@ def acceptance_for(
         return PriorAcceptance.from_dict(data), str(data.get("words", "as this run began"))
     asked = asked or AskedText()
     known = known_drafts(target, asked=asked, exclude=state.parent if state is not None else None)
-    estimator, words = CHOICES[choice].make(), NOTHING_KNOWN
+    estimator, words = CHOICES[choice].make(), "nothing was measured for this target before"
     moved = None
     if isinstance(estimator, PriorAcceptance):
         shape = resolve_target(target).architecture

@@ -11,8 +11,6 @@ from typing import Any, Final
 import numpy as np
 from packaging.version import Version
 
-from archsearch.acceptance.measured import Trace
-from archsearch.acceptance.replay import replay_tau
 from archsearch.capacity import fits
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.forms import vllm_drafter_config
@@ -76,12 +74,7 @@ def acceptance_of(
     trained, else as its score predicts."""
     if folder is not None and has_weights(folder) and (folder / "trace.npz").is_file():
         trained = load_trained(score.architecture, folder)
-        trace = Trace.load(folder / "trace.npz")
-        rates = {
-            gamma: list(replay_tau(trace, gamma, resamples=0).accepted_by_position)
-            for gamma in scorer.gammas
-            if gamma in trained.tau
-        }
+        rates = {gamma: trained.rates[gamma] for gamma in scorer.gammas if gamma in trained.rates}
         return trained.alpha, trained.tau, rates
     # The score knows alpha best (a climb learns it from short trainings); how it changes along a
     # block is the estimator's.

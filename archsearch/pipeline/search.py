@@ -7,7 +7,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
@@ -41,8 +41,13 @@ from archsearch.pipeline.climb.plan import (
 from archsearch.pipeline.climb.trainings import Trainings
 from archsearch.pipeline.confirm import confirm_rank
 from archsearch.pipeline.engine_ways import write_engines
-from archsearch.pipeline.existing import EXISTING, alternatives, within_budget
-from archsearch.pipeline.families import INDEPENDENT, family_rows
+from archsearch.pipeline.families import (
+    EXISTING,
+    INDEPENDENT,
+    alternatives,
+    family_rows,
+    within_budget,
+)
 from archsearch.pipeline.heads import head_rungs, keep_states, write_family_table
 from archsearch.pipeline.in_engine import EngineChoice
 from archsearch.pipeline.next_steps import next_steps
@@ -138,9 +143,9 @@ def train_and_confirm(session: SearchSession, start: float) -> Searched:
             Trainings(trainer, file, request.seed, shared),
             Belief(session.scorer, known),
             {score.architecture: None for score in result.best},
+            head_rungs(session, trainer),
             max(1, request.confirm),
             request.finalists,
-            head_rungs(session, trainer),
         )
         trained = ascent.climb()
         run.write_trials(trial_rows(result.trials, state))
@@ -199,7 +204,13 @@ def write_ranked(
     """best/ of the run: trained drafts by what was measured of them, then the best of the rest and
     of the drafters besides; as many as were asked for."""
     besides = [each.score for each in session.besides if within_budget(session, each.score)]
-    measured, rest = with_measured(session.scorer, trained, ranked)
+    measured = [
+        replace(draft.score(session.scorer), needs=Needs("exists", str(draft.folder)))
+        for draft in trained
+    ]
+    measured.sort(key=lambda score: -score.worth)
+    shapes = {score.architecture for score in measured}
+    rest = [score for score in ranked if score.architecture not in shapes]
     rest = sorted([*rest, *besides], key=lambda score: -score.ranked_by)
     everything = [*measured, *rest]
     chosen = everything[: max(session.request.top, len(trained))]
@@ -213,18 +224,6 @@ def write_ranked(
     best = [score.with_rank(rank) for rank, score in enumerate(scores, start=1)]
     write_best(session, best, {draft.architecture: draft for draft in trained})
     return best
-
-
-def with_measured(
-    scorer: Scorer, trained: Sequence[TrainedDraft], ranked: Sequence[Score]
-) -> tuple[list[Score], list[Score]]:
-    """The measured scores of trained drafts, best first, and the predicted ones of the rest."""
-    measured = [
-        replace(draft.score(scorer), needs=Needs("exists", str(draft.folder))) for draft in trained
-    ]
-    shapes = {score.architecture for score in measured}
-    rest = [score for score in ranked if score.architecture not in shapes]
-    return sorted(measured, key=lambda score: -score.worth), rest
 
 
 def outcome(
@@ -386,24 +385,18 @@ def surveyed_devices(request: SearchRequest) -> tuple[str, ...]:
     asked = request.asked
     if asked.gpu is not None or asked.profile is not None or request.confirm or visible_gpus():
         return ()
-    target = resolve_target(request.target).architecture
-    if parameters(target) < LEAST_PARAMETERS or _on_this_cpu(parameters(target)):
+    count, cpu = parameters(resolve_target(request.target).architecture), identify_cpu()
+    if count < LEAST_PARAMETERS:
         return ()
+    with suppress(MissingDataError):  # without a profile this CPU is none to answer for
+        find_profile(cpu.key)
+        if 2.0 * count < 0.8 * cpu.memory_bytes:  # it holds the weights in 16 bits
+            return ()
     shipped = (
         path.parent.name for path in list_profiles() if path.is_relative_to(profile_roots()[-1])
     )
     keys = sorted(set(shipped), key=lambda key: load_device(key).bandwidth_bytes_per_s)
     return tuple(key for key in keys if load_device(key).kind == "gpu")
-
-
-def _on_this_cpu(count: float) -> bool:
-    """Whether this CPU has a profile and memory for the weights in 16 bits."""
-    cpu = identify_cpu()
-    try:
-        find_profile(cpu.key)
-    except MissingDataError:
-        return False
-    return 2.0 * count < 0.8 * cpu.memory_bytes
 
 
 def survey(request: SearchRequest, devices: Sequence[str]) -> Survey:

@@ -3,7 +3,8 @@ refused where they cannot be; a mix of work, from a file or of one kind of reque
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -111,7 +112,11 @@ def engine_requests(
         by_engine.setdefault(name, []).append(version)
     if not by_engine:
         return [with_engine(asked, drafter)]
-    switches = {name: _switches_of(name, by_engine, asked.engine_options) for name in by_engine}
+    switches: dict[str, tuple[str, ...]] = dict.fromkeys(by_engine, ())
+    for text in asked.engine_options:
+        owners = [name for name in by_engine if text.partition("=")[0] in known_options(name)]
+        for name in owners or by_engine:  # one that no engine has is refused by the first
+            switches[name] += (text,)
     return [
         with_engine(
             replace(asked, engine=name, engine_version=version, engine_options=switches[name]),
@@ -120,16 +125,6 @@ def engine_requests(
         for name, wanted in by_engine.items()
         for version in tuple(dict.fromkeys(wanted)) or (None,)
     ]
-
-
-def _switches_of(engine: str, engines: Iterable[str], texts: Sequence[str]) -> tuple[str, ...]:
-    """Those of `texts` (NAME=VALUE) that are the engine's; one that no engine of `engines` has
-    counts as everybody's, to be refused."""
-
-    def owners(text: str) -> list[str]:
-        return [name for name in engines if text.partition("=")[0] in known_options(name)]
-
-    return tuple(text for text in texts if engine in owners(text) or not owners(text))
 
 
 def check_engine(facts: EngineFacts, device: Device) -> None:
@@ -223,7 +218,11 @@ def rounds_of(
         return None
     version = asked.engine_version
     if version is None:  # an empty one is a mistake, which is refused below
-        version = installed_version(engine, device) or _version_measured(asked, engine, device)
+        version = installed_version(engine, device)
+    if version is None:
+        with suppress(MissingDataError):  # there is no profile
+            profile = Profile.load(asked.profile or find_profile(device.key))
+            version = measured_version(profile, engine)
     options = parse_options(engine, asked.engine_options)
     if asked.host is not None:
         host_speed(asked.host)  # refuses what is none, also where no host is modelled
@@ -238,15 +237,6 @@ def installed_version(engine: str, device: Device) -> str | None:
         return package_version(engine)
     found = installed(engine) if facts.recipe else None
     return version_in(found.version) if found is not None and found.device == device.kind else None
-
-
-def _version_measured(asked: WorkloadRequest, engine: str, device: Device) -> str | None:
-    """The version whose rounds the profile holds; None where it holds none, or there is no
-    profile."""
-    try:
-        return measured_version(Profile.load(asked.profile or find_profile(device.key)), engine)
-    except MissingDataError:
-        return None
 
 
 def served_words(
@@ -287,13 +277,22 @@ def asked_mix(load: LoadRequest, asked: WorkloadRequest) -> tuple[Mix | None, Wo
     that holds no mix, or contradicts the options."""
     if not load.asks:
         return None, asked
-    mix = read_mix(load.workload) if load.workload is not None else one_kind(asked)
-    return of_mix(mix, load, asked)
+    if load.workload is not None:
+        return of_mix(read_mix(load.workload), load, asked)
+    # requests that keep the batch in flight and, on the mean, the context in the cache
+    answer = min(ANSWER, max(2, 2 * asked.context_len))
+    lengths = Lengths.of([max(0, asked.context_len - answer // 2)]), Lengths.of([answer])
+    part = LoadPart("requests", 1.0, *lengths, concurrency=asked.batch_size)
+    return of_mix(Mix((part,), memory_fraction=asked.memory_fraction), load, asked)
 
 
 def of_mix(mix: Mix, load: LoadRequest, asked: WorkloadRequest) -> tuple[Mix, WorkloadRequest]:
-    """`asked_mix` of one that is known. Raises ArchsearchError as it does."""
-    mix = with_asked(mix, load)
+    """`asked_mix` of one that is known; options go before its own objective and limits. Raises
+    ArchsearchError as it does."""
+    given = {name: getattr(load, f"max_{name}") for name in LIMITS}
+    limits = {name: value for name, value in given.items() if value is not None}
+    mix = replace(mix, limits=replace(mix.limits, **limits))
+    mix = replace(mix, objective=load.objective or mix.objective)
     if asked.memory_fraction != MEMORY_FRACTION:
         mix = replace(mix, memory_fraction=asked.memory_fraction)
     changes: dict[str, Any] = {}
@@ -308,22 +307,3 @@ def of_mix(mix: Mix, load: LoadRequest, asked: WorkloadRequest) -> tuple[Mix, Wo
     changes["memory_fraction"] = mix.memory_fraction
     batch, context = mix.main.concurrency or 1, mix.main.context
     return mix, replace(asked, batch_size=batch, context_len=context, **changes)
-
-
-def one_kind(asked: WorkloadRequest) -> Mix:
-    """Requests that keep `batch_size` in flight and, on the mean, `context_len` tokens in the
-    cache."""
-    answer = min(ANSWER, max(2, 2 * asked.context_len))
-    prompt = max(0, asked.context_len - answer // 2)
-    part = LoadPart(
-        "requests", 1.0, Lengths.of([prompt]), Lengths.of([answer]), concurrency=asked.batch_size
-    )
-    return Mix((part,), memory_fraction=asked.memory_fraction)
-
-
-def with_asked(mix: Mix, load: LoadRequest) -> Mix:
-    """The mix with the objective and the limits that were given as options instead of its own."""
-    found = {name: getattr(load, f"max_{name}") for name in LIMITS}
-    given = {name: value for name, value in found.items() if value is not None}
-    limits = replace(mix.limits, **given)
-    return replace(mix, objective=load.objective or mix.objective, limits=limits)

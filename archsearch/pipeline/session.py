@@ -20,16 +20,16 @@ from archsearch.drafters.registry import family
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import engine_facts, runnable_engine
 from archsearch.engines.environments.environment import find_python
-from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.errors import ArchsearchError
 from archsearch.files import ensure_writable_dir, read_json
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
-from archsearch.models.files import has_weights
 from archsearch.models.targets import TargetRef, resolve_target
-from archsearch.pipeline.existing import Alternative, context_of
 from archsearch.pipeline.families import (
+    Alternative,
     FamilySpaces,
     choose_families,
+    context_of,
     family_spaces,
     kind_of,
 )
@@ -206,7 +206,7 @@ class SearchRequest:
         trains = alpha is not None and registry.trains(alpha)
         count, note = confirm or 0, ""
         if confirm is None and (trains or (time_budget_s is not None and alpha is None)):
-            note = "" if trains else cannot_run(asked.engine) or cannot_train(target, asked.gpu)
+            note = "" if trains else cannot_train(target, asked.gpu, asked.engine)
             count = 0 if note else 1
         climb = count > 0 and (trains or alpha is None) and finalists is None
         if time_budget_s is not None:
@@ -368,7 +368,6 @@ class SearchSession:
         arguments = setting.recorded(request)
         described: dict[str, Any] = {
             "space": setting.families.spaces[0].to_dict(),
-            "seed": request.seed,
             "profile": setting.source.profile,
         }
         if request.continues:
@@ -380,7 +379,11 @@ class SearchSession:
             run = create_run(Path("runs"), arguments, device=device, path=request.run, **described)
             if request.mix is not None:
                 save(run.path / WORKLOAD_FILE, request.mix)
-        return cls._of(request, setting, run, _asked_text(request, run))
+        sketch = load_sketch(run.path)  # of the user's prompts, or those that drafts are trained on
+        if sketch is None and (request.prompts is not None or request.confirm):
+            sketch = sketch_of_set(load_prompt_set(request.prompts, request.heldout))
+            save(run.path / SKETCH_FILE, sketch)
+        return cls._of(request, setting, run, AskedText(sketch, request.domain))
 
     @classmethod
     def reopen(cls, path: Path) -> SearchSession:
@@ -494,16 +497,6 @@ def has_gpu() -> bool:
     return bool(torch.cuda.is_available())
 
 
-def _asked_text(request: SearchRequest, run: Run) -> AskedText:
-    """The text that is asked about: the user's prompts, or those that drafts are trained on; kept
-    with the run as a sketch."""
-    sketch = load_sketch(run.path)
-    if sketch is None and (request.prompts is not None or request.confirm):
-        sketch = sketch_of_set(load_prompt_set(request.prompts, request.heldout))
-        save(run.path / SKETCH_FILE, sketch)
-    return AskedText(sketch, request.domain)
-
-
 def default_space(target: Architecture) -> str:
     """The space that suits a target's size."""
     size = parameters(target)
@@ -533,39 +526,23 @@ def memory_limits(
 def check_weights(target: TargetRef) -> None:
     """Raise MissingDataError before long work where a target's weights cannot be had here (a hub is
     asked later, by loading)."""
-    from archsearch.models.load import packaged_gguf
+    from archsearch.models.load import packaged_gguf, weights_source
 
-    if target.folder is not None:
-        if not has_weights(target.folder):
-            raise MissingDataError(
-                f"no weights in {target.folder}; put model.safetensors there, or search without"
-                " --confirm"
-            )
-    elif target.weights:
+    if target.folder is None and target.weights:  # converted by loading
         packaged_gguf(target.name, target.weights)
-    elif target.hub_id is None:
-        raise MissingDataError(
-            f"target {target.name!r} is known by its shape only; give a folder with its weights, or"
-            " search without --confirm"
-        )
+    else:
+        weights_source(target)
 
 
-def cannot_run(engine: str | None) -> str:
-    """Why nothing can be confirmed in the engine; "" where archsearch runs it."""
+def cannot_train(target: str, gpu: str | None, engine: str | None) -> str:
+    """Why drafts of a target cannot be trained and confirmed here, in the engine that was named; ""
+    where nothing speaks against it before loading."""
+    ref = resolve_target(target)
     try:
         if engine is not None:
             runnable_engine(engine)
+        check_weights(ref)
     except ArchsearchError as error:
-        return str(error)
-    return ""
-
-
-def cannot_train(target: str, gpu: str | None) -> str:
-    """Why drafts of a target cannot be trained and confirmed here; "" where nothing speaks against
-    it before loading."""
-    try:
-        check_weights(resolve_target(target))
-    except MissingDataError as error:
         return str(error)
     if gpu is not None and resolve_device(gpu).kind != "cpu" and not has_gpu():
         return f"drafts for {gpu} are trained and confirmed on it, and this machine has no GPU"

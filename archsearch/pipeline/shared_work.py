@@ -6,7 +6,6 @@ folder, which all must reach, and says so. What lies there finished is not done 
 storage says. The search holds a claim of its own, so that its helpers know when it ended.
 
 A worker is `archsearch worker --run NAME` wherever it runs, the storage's URL in its environment.
-It needs the storage, and for trainings the run folder, at the same path on every machine.
 """
 
 from __future__ import annotations

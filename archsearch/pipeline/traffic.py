@@ -1,20 +1,36 @@
 """`archsearch traffic`: drafts under a load: a mix of work, a rate of requests, or a trace of
-them."""
+them. `archsearch bench-serve`: a running server under one, with a draft and without, beside what is
+predicted of it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from archsearch.errors import ArchsearchError
+import numpy as np
+
+from archsearch.engines.openai.bench import Ask, Measured, drive, named_model, summary
+from archsearch.engines.openai.client import Answer, OpenAIServer
+from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.pipeline.estimate import EstimateRequest, Priced, price_drafts
 from archsearch.pipeline.rounds_explained import served_by
 from archsearch.pipeline.serving import of_mix
+from archsearch.progress import Progress
+from archsearch.records import as_data, save
 from archsearch.report.phrases import AskedPart
-from archsearch.report.terminal.traffic import Part, Simulation, Traffic, UnderLoad
-from archsearch.search.mixed import gain_of
+from archsearch.report.terminal.traffic import (
+    Bench,
+    Part,
+    Predicted,
+    Simulation,
+    Traffic,
+    UnderLoad,
+)
+from archsearch.search.objective import gain_of
+from archsearch.text.prompts import read_prompts
 from archsearch.traffic.mix import LoadPart, Mix, read_mix
 from archsearch.traffic.mix_scorer import MixScorer
 from archsearch.traffic.served import ServedPart, objective_of
@@ -147,3 +163,208 @@ def _simulated(served: ServedPart, trace: Trace | None, count: int) -> Simulatio
         # which may seem to keep up where so few requests come
         runs.append(replace(run, full=run.full or point.full))
     return Simulation(runs[0], runs[1], len(requests))
+
+
+WORDS: Final = (
+    "time people way water number day word part place year work name sound line home great small"
+    " large world house school city river stone light paper letter morning question answer reason"
+    " point story table window market garden winter summer"
+).split()
+QUANTITIES: Final = ("tpot_s", "ttft_s", "tokens_per_s", "running")
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """What `archsearch bench-serve` was asked. `server_url`: with the draft; `baseline_url`: the
+    same target without; one of a rate, a number in flight and a trace. `estimate`: the pair to
+    predict, None: none. `output`: where results are kept."""
+
+    server_url: str
+    baseline_url: str | None = None
+    estimate: EstimateRequest | None = None
+    rate: float | None = None
+    concurrency: int | None = None
+    trace: Path | None = None
+    requests: int = 100
+    prompt_tokens: int = 512
+    output_tokens: int = 128
+    prompts: Path | None = None
+    temperature: float = 0.0
+    timeout_s: float = 600.0
+    output: Path = Path("bench-serve.json")
+    seed: int = 0
+
+
+def bench_serve(request: BenchRequest, progress: Progress) -> Bench:
+    """Measure the server, its baseline where one is named, and predict both.
+
+    Raises ArchsearchError for a load that is none; RunFailed where a server stops answering: what
+    was measured until then is in `request.output`, and the message says so.
+    """
+    asks, load = load_of(request)
+    if request.output.parent != Path() and not request.output.parent.is_dir():
+        raise ArchsearchError(
+            f"--output {request.output}: the folder {request.output.parent} does not exist"
+        )
+    if request.estimate is not None:  # what cannot be is said before a server is driven for minutes
+        _predicted(request, request.estimate, load)
+    urls = {"without": request.baseline_url, "with_draft": request.server_url}
+    servers = {name: OpenAIServer(url, request.timeout_s) for name, url in urls.items() if url}
+    for server in servers.values():
+        named_model(server)
+    text = "made up" if request.prompts is None else str(request.prompts)
+    seen = _Seen(Bench(_load_words(request, asks), text))
+    for name, server in servers.items():
+        _drive(request, asks, server, seen, name, progress)
+    figures = seen.figures()
+    seen.keep(request.output, figures)
+    if request.estimate is not None:
+        found = seen.measured["with_draft"]
+        prompt = round(found.prompt_tokens) or request.prompt_tokens
+        written = max(1, round(found.output_tokens))
+        load = replace(load, prompt=Lengths.of([prompt]), output=Lengths.of([written]))
+        predicted = _predicted(request, request.estimate, load)
+        errors = _errors(predicted, seen.measured)
+        figures = replace(figures, predicted=predicted, relative_error=errors)
+        seen.keep(request.output, figures)
+    return replace(figures, output=request.output)
+
+
+@dataclass
+class _Seen:
+    """What was measured so far: the answers of each server, and what they came to. `about`: the
+    load."""
+
+    about: Bench
+    answers: dict[str, list[Answer]] = field(default_factory=dict)
+    measured: dict[str, Measured] = field(default_factory=dict)
+
+    def figures(self) -> Bench:
+        """The load and what it came to."""
+        found = replace(self.about, **self.measured)  # type: ignore[arg-type]
+        if found.without is None or found.with_draft is None:
+            return found
+        gain = found.without.tpot_s / max(found.with_draft.tpot_s, 1e-12)
+        return replace(found, speedup=gain)
+
+    def keep(self, file: Path, figures: Bench, **why: object) -> None:
+        """Write the figures, `why` they are no more, and every answer, by server."""
+        answers = {f"{name}_requests": found for name, found in self.answers.items()}
+        save(file, as_data(figures) | why | answers)
+
+
+def _drive(
+    request: BenchRequest,
+    asks: list[Ask],
+    server: OpenAIServer,
+    seen: _Seen,
+    name: str,
+    progress: Progress,
+) -> None:
+    """Measure one server. What is measured is kept every 20 answers, so that a killed run loses
+    few, and where this ends early, whatever ends it."""
+    answers = seen.answers[name] = []
+
+    def keep(**why: object) -> None:
+        if why or len(answers) % 20 == 0:
+            seen.keep(request.output, seen.figures(), **(why or {"unfinished": True}))
+
+    try:
+        drive(
+            server,
+            asks,
+            answers,
+            in_flight=request.concurrency,
+            temperature=request.temperature,
+            kept=keep,
+            progress=progress,
+        )
+        seen.measured[name] = summary(answers)
+    except BaseException as error:
+        words = str(error) or f"stopped by hand after {len(answers)} of {len(asks)} requests"
+        keep(stopped=words)
+        words = f"{words}; what was measured is kept in {request.output}"
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt(f"{words}; the same command begins anew") from error
+        if not isinstance(error, RunFailed):
+            raise
+        raise RunFailed(words) from error
+
+
+def load_of(request: BenchRequest) -> tuple[list[Ask], LoadPart]:
+    """The requests in the order in which they are sent, and that load at their mean lengths. Raises
+    ArchsearchError unless one is named."""
+    only_one(
+        {
+            "--requests-per-second R": request.rate,
+            "--concurrency N": request.concurrency,
+            "--trace FILE": request.trace,
+        }
+    )
+    read = request.prompts and read_prompts(request.prompts)
+    texts = [prompt.text for prompt in read or ()]
+    rng = np.random.default_rng(request.seed)
+
+    def prompt(number: int, tokens: int) -> str:
+        if texts:
+            return texts[number % len(texts)]
+        return f"{number}. {' '.join(map(str, rng.choice(WORDS, size=max(1, tokens - 3))))}"
+
+    tokens, count, rate = (
+        (request.prompt_tokens, request.output_tokens),
+        request.requests,
+        request.rate,
+    )
+    lengths = Lengths.of(tokens[:1]), Lengths.of(tokens[1:])
+    if request.trace is not None:
+        trace = read_trace(request.trace)
+        found, rate = list(trace.requests[:count]), trace.requests_per_s
+        read, written = (
+            round(sum(getattr(each, name) for each in found) / len(found))
+            for name in ("prompt_tokens", "output_tokens")
+        )
+        lengths = Lengths.of([read]), Lengths.of([written])
+    elif rate is not None:
+        if not 0 < rate < math.inf:
+            raise ArchsearchError(f"--requests-per-second must be positive, got {rate:g}")
+        found = poisson(rate, count, *lengths, seed=request.seed)
+    else:
+        found = [Request(0.0, *tokens)] * count
+    asks = [
+        Ask(
+            None if rate is None else each.arrival_s,
+            prompt(i, each.prompt_tokens),
+            each.output_tokens,
+        )
+        for i, each in enumerate(found)
+    ]
+    return asks, LoadPart("load", 1.0, *lengths, request.concurrency, rate)
+
+
+def _load_words(request: BenchRequest, asks: list[Ask]) -> str:
+    if request.concurrency is not None:
+        return f"{len(asks)} requests, {request.concurrency} in flight"
+    if request.trace is not None:
+        return f"{len(asks)} requests of {request.trace}"
+    return f"{len(asks)} requests, {request.rate:g} a second at random"
+
+
+def _predicted(request: BenchRequest, estimate: EstimateRequest, part: LoadPart) -> Predicted:
+    """The pair under the load that is driven."""
+    asked = replace(estimate, asked=replace(estimate.asked, temperature=request.temperature))
+    (entry,) = drafts_under_load(TrafficRequest(asked, mix=Mix((part,)), simulated=0)).drafts
+    (found,) = entry.parts
+    served = found.served
+    return Predicted(served.gamma, served.tau, served.speedup, entry.by.served, *found.runs)
+
+
+def _errors(predicted: Predicted, measured: dict[str, Measured]) -> dict[str, dict[str, float]]:
+    """Predicted over measured, less 1."""
+    return {
+        name: {
+            what: getattr(getattr(predicted, name), what) / getattr(seen, what) - 1.0
+            for what in QUANTITIES
+            if getattr(seen, what) > 0
+        }
+        for name, seen in measured.items()
+    }

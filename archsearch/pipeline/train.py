@@ -22,7 +22,7 @@ from archsearch.models.files import HEAD_FAMILIES, has_weights, head_family_of
 from archsearch.models.targets import resolve_drafter
 from archsearch.needs import Needs
 from archsearch.pipeline.acceptance import AcceptanceRequest, find_draft, record, written_text
-from archsearch.pipeline.candidates import copy_draft, set_gamma, write_report
+from archsearch.pipeline.candidates import copy_draft, write_report
 from archsearch.pipeline.chains import CHAIN
 from archsearch.pipeline.confirm import check_tokenizer
 from archsearch.pipeline.families import INDEPENDENT, check_independent
@@ -82,7 +82,7 @@ def train_rank(path: Path, rank: int, budget_s: float, taken: Taken | None = Non
     score = session.run.score(rank)
     heads = taken is not None and score.family in HEAD_FAMILIES
     if not heads:
-        check_independent(score, "training", path)
+        check_independent(score, "train", path)
     check_weights(session.target)
     trainer = session.trainer()
     text, expected = None, None
@@ -111,11 +111,9 @@ def train_rank(path: Path, rank: int, budget_s: float, taken: Taken | None = Non
         text = text_verdict(session.scorer, trainer, draft)
     scored = draft.score(session.scorer).with_rank(rank)
     renewed = replace(scored, needs=Needs("exists", str(draft.folder)))
-    session.run.write_best(
-        renewed, None, vllm_config(INDEPENDENT, str(session.run.best_dir(rank)), renewed.gamma)
-    )
-    copy_draft(draft.folder, session.run.best_dir(rank))
-    set_gamma(session.run.best_dir(rank), renewed.gamma)
+    best = session.run.best_dir(rank)
+    session.run.write_best(renewed, None, vllm_config(INDEPENDENT, str(best), renewed.gamma))
+    copy_draft(draft.folder, best, renewed.gamma)
     forget(path, INDEPENDENT, CHAIN)
     write_report(session.run, session)
     training = TrainingRecord.from_dict(read_json(draft.folder / TRAINING_FILE, "training record"))
@@ -369,17 +367,17 @@ def predicted(
 def speedup_at(scorer: Scorer, draft: TrainedDraft, alpha: Estimate) -> Estimate | None:
     """The speed-up of a trained draft were its alpha another one: tau by gamma in proportion to the
     closed form's."""
-    taus = {gamma: _tau_at(tau, gamma, draft.alpha, alpha) for gamma, tau in draft.tau.items()}
+
+    def tau_at(measured: Estimate, gamma: int) -> Estimate:
+        before, after = tau_estimate(draft.alpha, gamma), tau_estimate(alpha, gamma)
+        value = min(measured.value * after.value / before.value, gamma + 1.0)
+        return Estimate(value, math.hypot(measured.std, after.std), "modelled")
+
+    taus = {gamma: tau_at(tau, gamma) for gamma, tau in draft.tau.items()}
     try:
         return scorer.measured(draft.architecture, alpha, taus).speedup
     except ArchsearchError:
         return None
-
-
-def _tau_at(measured: Estimate, gamma: int, was: Estimate, now: Estimate) -> Estimate:
-    before, after = tau_estimate(was, gamma), tau_estimate(now, gamma)
-    value = min(measured.value * after.value / before.value, gamma + 1.0)
-    return Estimate(value, math.hypot(measured.std, after.std), "modelled")
 
 
 def narrowest(draft: TrainedDraft) -> tuple[str, Estimate | None]:

@@ -10,6 +10,7 @@ for most.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.hardware.device import Device
 from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.needs import Needs, TrainingBudget
+from archsearch.pipeline.latency import DTYPE_PREFERENCE, RANKS
 from archsearch.report.phrases import AskedBudget
 from archsearch.runs.tables import BudgetDrafter, BudgetRow, Budgets
 from archsearch.search.objective import Score, Scorer
@@ -37,14 +39,12 @@ TEACHER_TOKENS: Final = 2048  # in a pass of the teacher
 # Of the device's peak that a training reaches: AMD-135M .18 of an MI250, TinyLlama-1.1B .51 of an
 # A100 (their tokens and hours, 6 operations a parameter and token).
 TRAINING_SHARE: Final = 0.3
-RANKS: Final = (1, 2, 4, 8)
 # Of a CPU's peak that the target reaches as archsearch lets it write, prompts read: .18 of two
 # threads of a Xeon, whose trainings reached .25 (benchmarks/results/2026-11-25-demo-budget).
 CPU_WRITING_SHARE: Final = 0.2
 # Tokens seen / distinct tokens written of twelve searches on CPUs, 10 to 45 minutes long: 5 to 29,
 # median 14 (benchmarks/results/2026-11-22-searches to 2026-11-26-mixed).
 CPU_EPOCHS: Final = 14.0
-DTYPES: Final = ("bfloat16", "float16", "float32")  # that drafts are trained in
 
 
 def training_budget(
@@ -74,7 +74,7 @@ def training_budget(
 
 def training_peak(device: Device) -> float:
     """Operations a second of the dtype that a drafter is trained in."""
-    names = DTYPES[::-1] if device.kind == "cpu" else DTYPES  # a CPU trains in float32
+    names = DTYPE_PREFERENCE[::-1] if device.kind == "cpu" else DTYPE_PREFERENCE
     known = [device.flops_per_s[name] for name in names if name in device.flops_per_s]
     # A profile without peaks: as slow as its memory, an operation a byte.
     return next(iter(known), device.bandwidth_bytes_per_s)
@@ -82,13 +82,11 @@ def training_peak(device: Device) -> float:
 
 def _served(target: Architecture, device: Device, workload: Workload) -> list[Workload]:
     """The target on 1, 2, ... devices with the largest batch that memory holds."""
-    found = []
+    sizes = [WRITING_BATCH >> halved for halved in range(WRITING_BATCH.bit_length())]
+    found = list[Workload]()
     for ranks in RANKS:
-        batch = WRITING_BATCH
-        while batch > 1 and not _holds(target, device, workload, ranks, batch):
-            batch //= 2
-        if _holds(target, device, workload, ranks, batch):
-            found.append(_at(workload, ranks, batch))
+        each = (_at(workload, ranks, batch) for batch in sizes)
+        found += itertools.islice((served for served in each if _holds(target, device, served)), 1)
     return found or [_at(workload, workload.tensor_parallel, workload.batch_size)]
 
 
@@ -96,11 +94,9 @@ def _at(workload: Workload, ranks: int, batch: int) -> Workload:
     return Workload(batch, WRITING_CONTEXT, ranks, workload.dtype, workload.mode)
 
 
-def _holds(
-    target: Architecture, device: Device, workload: Workload, ranks: int, batch: int
-) -> bool:
+def _holds(target: Architecture, device: Device, served: Workload) -> bool:
     try:
-        return fits(target, None, _at(workload, ranks, batch), device)
+        return fits(target, None, served, device)
     except InvalidShapeError:  # heads do not divide
         return False
 

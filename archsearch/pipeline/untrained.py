@@ -60,17 +60,11 @@ def replayed(
     found = replay(lookup, texts, gammas)
     middle = found[sorted(found)[len(found) // 2]]
     taus = {gamma: each.tau for gamma, each in found.items()}
-    return FamilyAcceptance(
-        Acceptance(_alpha(middle), Estimate(0.0, 0.0, "measured")), middle.drafts_share, taus=taus
-    )
-
-
-def _alpha(found: LookupReplay) -> Estimate:
-    """Of the tokens that were judged; the std is that of counting rounds that draft."""
-    counted = max(found.rounds * found.drafts_share.value, 1.0)
-    return Estimate(
-        found.alpha, math.sqrt(max(found.alpha * (1.0 - found.alpha), 0.01) / counted), "measured"
-    )
+    share, alpha = middle.drafts_share, middle.alpha
+    # of the tokens that were judged: the std of counting rounds that draft
+    std = math.sqrt(max(alpha * (1.0 - alpha), 0.01) / max(middle.rounds * share.value, 1.0))
+    known = Acceptance(Estimate(alpha, std, "measured"), Estimate(0.0, 0.0, "measured"))
+    return FamilyAcceptance(known, share, taus=taus)
 
 
 def texts_at_hand(session: SearchSession) -> list[LookupText]:

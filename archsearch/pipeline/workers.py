@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -71,11 +71,8 @@ class Announced:
 
     @classmethod
     def of(cls, session: SearchSession) -> Announced:
-        request, folder, created = (
-            session.request,
-            session.run.path.resolve(),
-            session.run.info["created"],
-        )
+        request, folder = session.request, session.run.path.resolve()
+        created = session.run.info["created"]
         prior, coverage = session.run.path / PRIOR_FILE, session.scorer.context.coverage
         profile, trains = request.asked.profile, request.confirm > 0
         files = {"prompts": request.prompts, "heldout": request.heldout, "text": request.text}
@@ -222,13 +219,10 @@ def can_confirm_beside(session: SearchSession) -> bool:
     """Whether confirmations may run beside others: each on a GPU of its own of the kind that the
     search is for. On one CPU they would slow each other, and on another they would measure another
     machine."""
-    if session.source.device.kind == "cpu":
-        return False
-    try:
-        check_claim(session.source.device.key)
-    except ArchsearchError:
-        return False
-    return True
+    device = session.source.device
+    with suppress(ArchsearchError):
+        return device.kind != "cpu" and check_claim(device.key) is not None
+    return False
 
 
 def _session(notice: Announced, storage: str, folder: Path, profile: Path | None) -> SearchSession:

@@ -17,8 +17,7 @@ from archsearch.records import Maybe, as_data
 from archsearch.report.section import columns
 from archsearch.runs.confirmed import Confirmed, Judged
 from archsearch.runs.tables import EngineComparison
-from archsearch.search.mixed import MixScore
-from archsearch.search.objective import Score
+from archsearch.search.objective import MixScore, Score
 from archsearch.traffic.mix import LoadPart, Mix
 from archsearch.workload import Workload
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from archsearch.acceptance.measured import Trace
 from archsearch.architecture.architecture import Architecture
 from archsearch.models.files import has_weights
 from archsearch.records import from_data, load
@@ -135,9 +134,3 @@ class Candidate:
 
     def training(self) -> TrainingRecord | None:
         return read_training(self.folder)
-
-    def trace(self) -> Trace | None:
-        """At which tokens of the held-out texts its greedy token was the target's; None where that
-        was not measured."""
-        path = self.folder / TRACE_FILE
-        return Trace.load(path) if path.is_file() else None

@@ -112,6 +112,13 @@ class Judged(ByPrompt):
         return dataclasses.replace(row, undecided=counting_doubt(*figures))
 
 
+def _trained_since(before: Estimate | None, alpha: Estimate) -> bool:
+    # a continued search writes the prior's alpha again
+    if before is None or alpha.source != "measured":
+        return False
+    return not math.isclose(before.value, alpha.value, rel_tol=1e-9)
+
+
 class Paced:
     """What was measured at the machine's own pace, which is not the profile's."""
 
@@ -157,10 +164,7 @@ class ConfirmedGamma(Judged, Paced):
     def is_stale(self, alpha: Estimate) -> bool:
         """Whether the draft's alpha on held-out text is another than the one this confirmation
         predicted from."""
-        # a continued search writes the prior's alpha again
-        if self.predicted is None or alpha.source != "measured":
-            return False
-        return not math.isclose(self.predicted.alpha.value, alpha.value, rel_tol=1e-9)
+        return _trained_since(self.predicted.alpha if self.predicted else None, alpha)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,8 +323,4 @@ class LoadRecord(Paced):
     def is_stale(self, alpha: Estimate) -> bool:
         """Whether alpha was measured anew after this was predicted from another one; False where
         the file does not tell."""
-        return (
-            self.alpha is not None
-            and alpha.source == "measured"
-            and abs(self.alpha.value - alpha.value) > 1e-9
-        )
+        return _trained_since(self.alpha, alpha)

@@ -36,10 +36,16 @@ def run_lock(folder: Path, what: str = "archsearch") -> Iterator[None]:
         yield
         return
     with handle:
-        if not locked(handle) or _elsewhere(folder):
+        free, known = locked(handle), _read(folder)
+        if not free or _elsewhere(folder, known):
+            holder = (
+                "another process"
+                if known is None
+                else f"{known.get('command')} (process {known.get('pid')} on {known.get('host')},"
+                f" since {known.get('since')})"
+            )
             raise ArchsearchError(
-                f"run {folder} is in use by {_holder(folder)}; wait for it, stop it, or choose"
-                " another --run"
+                f"run {folder} is in use by {holder}; wait for it, stop it, or choose another --run"
             )
         stop = threading.Event()
         thread = threading.Thread(target=_touch, args=(folder / LOCK_FILE, stop), daemon=True)
@@ -62,22 +68,11 @@ def run_lock(folder: Path, what: str = "archsearch") -> Iterator[None]:
             _write(handle, None)
 
 
-def _elsewhere(folder: Path) -> bool:
+def _elsewhere(folder: Path, known: dict[str, object] | None) -> bool:
     """Whether a process of another machine touched the lock a moment ago."""
-    known = _read(folder)
     if known is None or known.get("host") == socket.gethostname():
         return False
     return abs(time.time() - (folder / LOCK_FILE).stat().st_mtime) < FRESH_S
-
-
-def _holder(folder: Path) -> str:
-    known = _read(folder)
-    if known is None:
-        return "another process"
-    return (
-        f"{known.get('command')} (process {known.get('pid')} on {known.get('host')}, since"
-        f" {known.get('since')})"
-    )
 
 
 def _read(folder: Path) -> dict[str, object] | None:

@@ -255,7 +255,6 @@ def create_run(
     arguments: Mapping[str, object],
     *,
     space: Mapping[str, object],
-    seed: int,
     device: Mapping[str, object] | None = None,
     profile: Mapping[str, object] | None = None,
     path: Path | None = None,
@@ -288,7 +287,7 @@ def create_run(
         "device": encoded(device or {}),
         "profile": encoded(profile or {}),
         "space": encoded(space),
-        "seed": seed,
+        "seed": arguments.get("seed", 0),
         "heldout_least": LEAST_HELDOUT,  # the rule by which prompts were kept apart
     }
     files.write_text(folder / "run.yaml", yaml.safe_dump(info, sort_keys=False, allow_unicode=True))
@@ -323,7 +322,15 @@ def open_run(path: Path) -> Run:
         raise ArchsearchError(f"{error}; restore it or start a new run") from error
     if not isinstance(info, dict):
         raise _broken(run_file, "it holds no fields")
-    _check_version(run_file, info)
+    schema = info.get("schema_version")
+    if schema not in (SCHEMA_VERSION, None):  # before anything else of it is used
+        code = info.get("code")
+        version = code.get("version") if isinstance(code, Mapping) else None
+        raise ArchsearchError(
+            f"{run_file} has schema version {schema}, written by archsearch"
+            f" {version or 'of an unknown version'}; archsearch {__version__} reads schema version"
+            f" {SCHEMA_VERSION}: use the version that wrote it, or start a new run"
+        )
     if missing := [key for key in _REQUIRED if key not in info]:
         raise _broken(run_file, f"{', '.join(missing)} missing")
     if wrong := [key for key in _SECTIONS if not isinstance(info[key], dict)]:
@@ -340,34 +347,17 @@ def _broken(run_file: Path, why: str) -> ArchsearchError:
     return ArchsearchError(f"{run_file} is broken: {why}; restore it or start a new run")
 
 
-def _check_version(run_file: Path, info: Mapping[str, object]) -> None:
-    """Refuse a run of a version that writes other files, before anything else of it is used."""
-    found = info.get("schema_version")
-    # none at all: a broken file, reported with what else it lacks
-    if found == SCHEMA_VERSION or found is None:
-        return
-    code = info.get("code")
-    version = code.get("version") if isinstance(code, Mapping) else None
-    raise ArchsearchError(
-        f"{run_file} has schema version {found}, written by archsearch"
-        f" {version or 'of an unknown version'}; archsearch {__version__} reads schema version"
-        f" {SCHEMA_VERSION}: use the version that wrote it, or start a new run"
-    )
-
-
 def resume_run(
     path: Path,
     arguments: Mapping[str, object],
     *,
     space: Mapping[str, object],
-    seed: int,
     profile: Mapping[str, object] | None = None,
 ) -> Run:
     """Open the run in `path` to continue it; refused, with what differs, where it was asked
     something else.
 
-    FREE_ARGUMENTS may differ, and so may where the profile lies; its hash, the space and the
-    seed may not.
+    FREE_ARGUMENTS may differ, and so may where the profile lies; its hash and the space may not.
     """
     run = open_run(path)
     before, now = run.arguments, encoded(arguments)
@@ -378,8 +368,6 @@ def resume_run(
         and before.get(name) != now.get(name)
         and (name in before or name not in UNRECORDED)
     ]
-    if run.info["seed"] != seed and not any(text.startswith("seed ") for text in differences):
-        differences.append(f"seed was {run.info['seed']}, now {seed}")
     if run.info["space"] != encoded(space):
         differences.append("the search space's file has changed")
     was, current = run.profile.get("hash"), (profile or {}).get("hash")

@@ -59,11 +59,6 @@ class RungRow:
     why: str
     predicted_alpha: Maybe[Estimate] = None
 
-    @property
-    def key(self) -> tuple[int, int, Architecture]:
-        """A row with the same key takes the place of this one."""
-        return self.rung, self.round, self.shape
-
 
 @dataclass
 class RoundEntry:
@@ -189,11 +184,8 @@ class ClimbState:
 
     def record(self, row: RungRow) -> None:
         """A row of what was learnt: one per rung, round and shape, the last one holds."""
-        for number, known in enumerate(self.rungs):
-            if known.key == row.key:
-                self.rungs[number] = row
-                return
-        self.rungs.append(row)
+        rows = {(each.rung, each.round, each.shape): each for each in [*self.rungs, row]}
+        self.rungs = list(rows.values())
 
     def round(self, number: int) -> RoundEntry | None:
         return next((entry for entry in self.rounds if entry.round == number), None)

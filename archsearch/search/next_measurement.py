@@ -97,25 +97,19 @@ class Belief:
             _parts(scorer.with_acceptance(known, context), score)
             for score, context in zip(self.scores, asked, strict=True)
         ]
-        self.slopes = np.array([part.slope for part in parts])
-        self.drafts = np.array([part.draft for part in parts])
+        self.slopes, drift, share, decode, verify, self.drafts, added = np.array(parts).T
         rho = scorer.target_correlation
+        # decode and verify as two independent causes: decode, what of verify goes its own way
         self.shared = np.array(
-            # decode and verify as two independent causes: decode, what of verify goes its own way
-            [
-                [part.decode - rho * part.verify for part in parts],
-                [-math.sqrt(1.0 - rho**2) * part.verify for part in parts],
-                [-part.added for part in parts],
-            ]
+            [decode - rho * verify, -math.sqrt(1.0 - rho**2) * verify, -added],
         )
         kinds = [score.proposer.acceptance for score in self.scores]
         alike = np.array([[float(a == b) for b in kinds] for a in kinds])
-        drift = np.array([part.drift for part in parts])
         self.covariance = (
             self.slopes[:, None] * self.logits * self.slopes[None, :]
             + self.times
             + np.outer(drift, drift) * alike
-            + np.diag([part.share**2 for part in parts])
+            + np.diag(share**2)
         )
 
     @property
@@ -190,22 +184,10 @@ class Belief:
         return Observation(loads.T @ seen.T, seen @ seen.T + np.eye(2 + n) * relative_std**2)
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
+def _parts(scorer: Scorer, score: Score) -> tuple[float, ...]:
     """Of one score, in ln(speed-up): the slope in logit(alpha), and one std of the drift, of how
     often it drafts, of the target's step, its verification, the draft's time and the rest of a
     round."""
-
-    slope: float
-    drift: float
-    share: float
-    decode: float
-    verify: float
-    draft: float
-    added: float
-
-
-def _parts(scorer: Scorer, score: Score) -> _Parts:
     known = scorer.predicted_acceptance(score.proposer)
     alpha, drift, gamma = score.alpha.value, known.acceptance.drift, score.gamma
     sure = replace(known, share=None if known.share is None else replace(known.share, std=0.0))
@@ -228,7 +210,7 @@ def _parts(scorer: Scorer, score: Score) -> _Parts:
     )
     verify, draft = score.verify_s.std / round_s.value, score.draft_s.std / round_s.value
     added = math.sqrt(max(round_s.relative_std**2 - verify**2 - draft**2, 0.0))
-    return _Parts(slope, by_drift, share, score.decode_s.relative_std, verify, draft, added)
+    return slope, by_drift, share, score.decode_s.relative_std, verify, draft, added
 
 
 def _but_heads(score: Score) -> object:

@@ -31,20 +31,62 @@ from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import as_drafter, read_drafter
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError, InvalidShapeError
-from archsearch.estimate import Array, Estimate
+from archsearch.estimate import Array, Estimate, N
 from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.latency.drafted import DrafterRounds
 from archsearch.latency.grid import GridLatency
 from archsearch.latency.rounds import Bound, RoundTime
 from archsearch.needs import NOTHING, Needs
 from archsearch.records import Maybe, Stored, as_data, from_data
-from archsearch.search.mixed import MixScore
 from archsearch.search.space import Limits
 from archsearch.speedup import RoundTerms
 from archsearch.workload import Workload
 
 Positive = Annotated[Estimate, Stored(low=0.0)]
 Chance = Annotated[Estimate, Stored(low=0.0, high=1.0)]
+
+
+@dataclass(frozen=True, slots=True)
+class PartScore:
+    """One kind of request. `gamma` 0: none is faster than drafting nothing there. `running`:
+    requests that decode at once; seconds, with the prompts that are read in between. `ttft_s`
+    None: more arrive than are served."""
+
+    name: str
+    weight: float
+    context: int
+    running: float
+    gamma: int
+    alpha: float
+    tau: float
+    speedup: float
+    tpot_s: float
+    plain_tpot_s: float
+    ttft_s: float | None
+    tokens_per_s: float
+    plain_tokens_per_s: float
+
+
+def gain_of(objective: str, value: N, plain: N) -> N:
+    """With the draft over without; larger is better."""
+    return plain / value if objective == "tpot" else value / plain
+
+
+@dataclass(frozen=True, slots=True)
+class MixScore:
+    """The objective over a mix: its `value` with the draft and without (`plain`), and each part.
+    `broken_limits`: in words."""
+
+    objective: str
+    value: Annotated[float, Stored(above=0.0)]
+    plain: Annotated[float, Stored(above=0.0)]
+    parts: tuple[PartScore, ...]
+    broken_limits: tuple[str, ...] = ()
+
+    @property
+    def gain(self) -> float:
+        """With the draft over without; larger is better."""
+        return gain_of(self.objective, self.value, self.plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +175,12 @@ class Score:
         return self.speedup.value > 1.0
 
     @property
+    def slope(self) -> float:
+        """d ln(speed-up) / d logit(alpha) at its gamma."""
+        alpha = self.alpha.value
+        return speculation.tau_slope(alpha, self.gamma) * alpha * (1.0 - alpha) / self.tau.value
+
+    @property
     def terms(self) -> RoundTerms:
         """What the speed-up is made of; files of earlier versions do not tell the round, but the
         time per token does."""
@@ -173,18 +221,14 @@ class GridScores:
     """What a score says, of shapes as one array each, [bodies, layers, windows, heads]; `start`:
     the first body's number.
 
-    `feasible`: within the scorer's limits; `ranked_by`: `Score.worth` of each. Seconds; `tau`
-    tokens a round.
+    `feasible`: within the scorer's limits; `ranked_by`: `Score.worth` of each.
     """
 
     start: int
     speedup: Array
     ranked_by: Array
     gamma: Array
-    alpha: Array
-    tau: Array
     draft_s: Array
-    round_s: Array
     feasible: NDArray[np.bool_]
 
     def found(self, flat: int) -> tuple[Place, int]:
@@ -303,18 +347,16 @@ class Scorer:
         positions = speculation.drifting_positions(alpha, drift, max(self.gammas))
         reach = speculation.accepted_by_position(positions)
         tokens = list(itertools.accumulate(reach, initial=1.0))
-        best = [np.full(grid.shape, -np.inf), *(np.zeros(grid.shape) for _ in range(4))]
+        best = [np.full(grid.shape, -np.inf), np.zeros(grid.shape), np.zeros(grid.shape)]
         latency = GridLatency(self.latency, self.target, grid, self.workload, self.gammas)
         for gamma, time in zip(self.gammas, latency.rounds(), strict=True):
-            tau = tokens[gamma]
-            found = tau * self.decode_s.value / time.round_s.value
+            found = tokens[gamma] * self.decode_s.value / time.round_s.value
             better = found > best[0]
-            values = (found, gamma, tau, time.draft_s.value, time.round_s.value)
-            for array, value in zip(best, values, strict=True):
+            for array, value in zip(best, (found, gamma, time.draft_s.value), strict=True):
                 np.copyto(array, value, where=better)
-        whole, fits = np.broadcast_to(alpha, grid.shape), self._within(self.constraints(grid), grid)
-        gain, at, tau, draft_s, round_s = best
-        return GridScores(start, gain, gain, at, whole, tau, draft_s, round_s, fits)
+        fits = self._within(self.constraints(grid), grid)
+        gain, at, draft_s = best
+        return GridScores(start, gain, gain, at, draft_s, fits)
 
     @staticmethod
     def _within(constraints: Mapping[str, Any], grid: ShapeGrid) -> NDArray[np.bool_]:
@@ -534,15 +576,8 @@ def difference_std(
     else:
         one, other = ((score.proposer, contexts(score)) for score in both)
         gap = gap_std(one, other, acceptance)
-    sensitivities = []
-    variance = 0.0
-    for item in (first, second):
-        alpha = item.alpha.value
-        slope = speculation.tau_slope(alpha, item.gamma) * alpha * (1.0 - alpha)
-        sensitivities.append(slope / item.tau.value)
-        variance += (item.draft_s.std / item.terms.round_s) ** 2
-    variance += (gap * sum(sensitivities) / 2) ** 2
-    return math.sqrt(variance)
+    variance = sum((item.draft_s.std / item.terms.round_s) ** 2 for item in both)
+    return math.sqrt(variance + (gap * sum(item.slope for item in both) / 2) ** 2)
 
 
 def grouped(

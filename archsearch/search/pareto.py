@@ -166,18 +166,14 @@ def _thinned(
 ) -> tuple[NDArray[np.int64], Array]:
     """Without what is beaten by a few strong points, which most are: the rest is small enough to
     compare each with each."""
-    guards = [front] if len(front) else []
-    scaled = (
-        (costs - costs.min(0)) / np.maximum(costs.max(0) - costs.min(0), 1e-300)
-        if len(costs)
-        else costs
-    )
-    rng = np.random.default_rng(0)
-    for weights in [*np.eye(costs.shape[1]), *rng.dirichlet(np.ones(costs.shape[1]), 48)]:
-        if len(costs):
-            guards.append(costs[[int((scaled @ weights + 1e-9 * scaled.sum(1)).argmin())]])
+    if not len(costs):
+        return where, costs
+    low, high, goals = costs.min(0), costs.max(0), costs.shape[1]
+    scaled = (costs - low) / np.maximum(high - low, 1e-300)
+    weighed = [*np.eye(goals), *np.random.default_rng(0).dirichlet(np.ones(goals), 48)]
+    best = [(scaled @ weights + 1e-9 * scaled.sum(1)).argmin() for weights in weighed]
     keep = np.ones(len(costs), dtype=bool)
-    for guard in np.concatenate(guards) if guards else []:
+    for guard in [*front, *costs[best]]:
         keep &= ~((guard <= costs).all(axis=1) & (guard < costs).any(axis=1))
     return where[keep], costs[keep]
 

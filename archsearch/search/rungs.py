@@ -5,14 +5,13 @@ A search climbs from the prior over short trainings to the full training of one 
 Scores are ln(speed-up), where what all candidates share (the target's times, the level of all
 alphas) is a common summand and cancels in differences.
 
-- *Who can still win* (`contenders`): all whose optimistic score reaches the best pessimistic one,
-in differences.
+- *Who can still win*: `contenders`.
 - *Who is trained* (`best_set`): the set with the largest expected best, chosen greedily, one shape
   at a time (submodular: within 1 - 1/e of the best set, Nemhauser et al. 1978). Shapes that are
   alike bring little beside each other, so the set is diverse by itself; a prior that cannot tell
   two depths apart wants both.
 - *How long* (`halving`): each round half as many shapes on twice the tokens (successive halving,
-  arXiv 1502.07943), as many as the seconds allow at the speed that was measured.
+  arXiv 1502.07943).
 - *When it ends*: when one candidate is left, or when knowing more would bring less than
 `LEAST_GAIN`.
 """
@@ -191,15 +190,6 @@ def draws_of(mean: Array, covariance: Array, draws: int = DRAWS) -> Array:
     return mean + noise @ root.T
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
-    """A chosen candidate; `gain`: what knowing it adds to the expected best of those before it,
-    ln(speed-up)."""
-
-    index: int
-    gain: float
-
-
 def best_set(
     draws: Array,
     cost_s: Sequence[float],
@@ -209,23 +199,23 @@ def best_set(
     least: int = 1,
     least_gain: float = 0.0,
     start: Sequence[int] = (),
-) -> list[Pick]:
+) -> dict[int, float]:
     """Greedy set with the largest expected best, within `budget_s` seconds and `most` places.
-    `draws` [draws, n].
+    `draws` [draws, n]. The chosen in their order, and what knowing each adds to the expected best
+    of those before it, ln(speed-up).
 
     First those of `start` that can be paid, then the best in the mean, then what adds most to the
     expected best, until the next would add less than `least_gain`; `least` are chosen whatever they
     cost.
     """
-    chosen: list[Pick] = []
+    chosen: dict[int, float] = {}
     left = budget_s
     current = np.full(draws.shape[0], -np.inf)
     while len(chosen) < min(most, draws.shape[1]):
-        taken = {pick.index for pick in chosen}
         free = [
             i
             for i in range(draws.shape[1])
-            if i not in taken and (cost_s[i] <= left or len(chosen) < least)
+            if i not in chosen and (cost_s[i] <= left or len(chosen) < least)
         ]
         if not free:
             break
@@ -236,7 +226,7 @@ def best_set(
         if not first and len(chosen) >= max(least, 1) and gain < least_gain:
             break
         index = free[place]
-        chosen.append(Pick(index, gain))
+        chosen[index] = gain
         left -= cost_s[index]
         current = np.maximum(current, draws[:, index])
     return chosen

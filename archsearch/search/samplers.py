@@ -3,9 +3,7 @@ what it is worth; and what such a search missed, its best beside the exact best 
 a part of it.
 
 The study in the storage is the one that is asked, so several processes may ask it at once, and a
-search that was stopped goes on. A shape that was proposed before is answered from memory. Where a
-sampler proposes nothing new for `VAIN` times, the next shape is a random one; of a space that is as
-good as exhausted, the next in order.
+search that was stopped goes on. A shape that was proposed before is answered from memory.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from archsearch.records import Stored
 from archsearch.search.exact import exact_grid, rank_all, rank_alone
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.pareto import goals_of
-from archsearch.search.space import Indices, InvalidShape, SearchSpace
+from archsearch.search.space import Indices, SearchSpace
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -78,7 +76,7 @@ class Record:
             if not {"score", "invalid"} & set(trial.user_attrs) or not trial.state.is_finished():
                 continue
             shape = self.space.build(self.indices(trial), self.scorer.target)
-            if not isinstance(shape, InvalidShape) and shape not in self.known:
+            if not isinstance(shape, InvalidShapeError) and shape not in self.known:
                 self.known[shape] = trial
                 new.append(trial)
         return new
@@ -137,7 +135,7 @@ class Record:
                 self.study.enqueue_trial(self._params(unknown))
             trial = self.study.ask(cast(Any, self.distributions))
             shape = self.space.build(self.indices(trial), self.scorer.target)
-            if isinstance(shape, InvalidShape):
+            if isinstance(shape, InvalidShapeError):
                 self.study.tell(trial, state=TrialState.FAIL)
                 continue
             before = self.known.get(shape)
@@ -176,7 +174,7 @@ class Record:
         at_random = space.random_combinations(target, random.Random(len(self.known)), DRAWS)
         for indices in itertools.chain(at_random, space.combinations(target)):
             shape = space.build(indices, target)
-            if not isinstance(shape, InvalidShape) and shape not in self.known:
+            if not isinstance(shape, InvalidShapeError) and shape not in self.known:
                 return indices
         return None
 

@@ -25,7 +25,8 @@ constraints:
 Families without layers of their own (n-gram, Medusa, ...) have no `dimensions`.
 
 Heads are sampled as KV heads, group size and head_dim and multiplied; what cannot be (query heads
-must divide the hidden size, as Hugging Face's Llama demands) is an `InvalidShape`, not an error.
+must divide the hidden size, as Hugging Face's Llama demands) is returned as an
+`InvalidShapeError`, not raised.
 """
 
 from __future__ import annotations
@@ -64,13 +65,6 @@ HIDDEN_MULTIPLE: Final = 32
 Indices = tuple[int, ...]
 """One choice per dimension of a space."""
 CHECKED: Final = 1_000_000  # combinations of choices that are looked at for a valid one
-
-
-@dataclass(frozen=True, slots=True)
-class InvalidShape:
-    """A combination of choices that no model can have, and why."""
-
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,33 +215,33 @@ class SearchSpace:
         """Combinations of choices, valid or not: an upper bound on the shapes."""
         return math.prod(len(dimension.choices) for dimension in self.dimensions(target))
 
-    def build(self, indices: tuple[int, ...], target: Architecture) -> Draft | InvalidShape:
+    def build(self, indices: tuple[int, ...], target: Architecture) -> Draft | InvalidShapeError:
         """What one choice per dimension makes (indices in the order of `dimensions`): the shape of
         an independent draft, or a drafter of another family."""
         chosen = zip(self.dimensions(target), indices, strict=True)
         picked = {dimension.name: dimension.choices[index] for dimension, index in chosen}
         made = family(self.family)
         layers = self._layers(picked, target) if made.has_layers else None
-        if layers is not None and (made is Independent or isinstance(layers, InvalidShape)):
+        if layers is not None and (made is Independent or isinstance(layers, InvalidShapeError)):
             return layers
         try:
             return made.of(target, layers, {name: picked[name] for name, _ in self.extras})
         except InvalidShapeError as error:
-            return InvalidShape(str(error))
+            return error
 
     def _layers(
         self, picked: Mapping[str, Value], target: Architecture
-    ) -> Architecture | InvalidShape:
+    ) -> Architecture | InvalidShapeError:
         hidden, head_dim = int(picked["hidden_size"]), int(picked["head_dim"])
         kv_heads = int(picked["num_key_value_heads"])
         heads = kv_heads * int(picked["kv_group_size"])
         if hidden % heads:
-            return InvalidShape(f"hidden_size {hidden} is no multiple of {heads} heads")
+            return InvalidShapeError(f"hidden_size {hidden} is no multiple of {heads} heads")
         if head_dim % 2:
-            return InvalidShape(f"rotary embeddings need an even head_dim, not {head_dim}")
+            return InvalidShapeError(f"rotary embeddings need an even head_dim, not {head_dim}")
         low, high = dict(self.constraints).get("attention_width", (0.0, math.inf))
         if not low <= heads * head_dim / hidden <= high:
-            return InvalidShape(
+            return InvalidShapeError(
                 f"attention of {heads} x {head_dim} is outside {low} to {high} times hidden_size"
                 f" {hidden}"
             )
@@ -278,7 +272,7 @@ class SearchSpace:
         try:
             check_shards(shape, self.draft_ranks)
         except InvalidShapeError as error:
-            return InvalidShape(str(error))
+            return error
         return shape
 
     def combinations(self, target: Architecture) -> Iterator[Indices]:
@@ -323,7 +317,7 @@ class SearchSpace:
         seen: set[Draft] = set()
         for indices in combinations:
             shape = self.build(indices, target)
-            if not isinstance(shape, InvalidShape) and shape not in seen:
+            if not isinstance(shape, InvalidShapeError) and shape not in seen:
                 seen.add(shape)
                 yield indices, shape
 
@@ -347,7 +341,7 @@ class SearchSpace:
             return
         some = itertools.islice(self.combinations(target), 10_000)
         shapes = (self.build(choice, target) for choice in some)
-        reasons = [shape.reason for shape in shapes if isinstance(shape, InvalidShape)]
+        reasons = [str(shape) for shape in shapes if isinstance(shape, InvalidShapeError)]
         limit = self.limits(target).max_parameters
         reasons = reasons or [f"all have more than max_parameters ({limit:,})"]
         raise ArchsearchError(

@@ -105,7 +105,7 @@ def choices(key: str, raw: Any, where: str) -> tuple[Value, ...]:
 
     Raises ArchsearchError for what is no list of choices, or too long.
     """
-    label = f"{where}: dimensions.{key}"
+    label, advice = f"{where}: dimensions.{key}", ""
     if isinstance(raw, Mapping):
         if key not in NUMERIC:
             raise ArchsearchError(f"{label} must be a list of choices, got {dict(raw)}")
@@ -116,23 +116,17 @@ def choices(key: str, raw: Any, where: str) -> tuple[Value, ...]:
             raise ArchsearchError(
                 f"{label} needs whole numbers 0 < min <= max and step > 0, got {dict(raw)}"
             )
-        count = (high - low) // step + 1
-        if count > MOST_CHOICES:
-            raise ArchsearchError(
-                f"{label} has {count:,} choices, at most {MOST_CHOICES:,} are allowed; give a"
-                " larger step"
-            )
-        raw = list(range(low, high + 1, step))
-    raw = raw if isinstance(raw, list) else [raw]
+        raw, advice = range(low, high + 1, step), "; give a larger step"
+    raw = raw if isinstance(raw, list | range) else [raw]
     if len(raw) > MOST_CHOICES:
         raise ArchsearchError(
-            f"{label} has {len(raw):,} choices, at most {MOST_CHOICES:,} are allowed"
+            f"{label} has {len(raw):,} choices, at most {MOST_CHOICES:,} are allowed{advice}"
         )
     largest = LARGEST.get(key, LARGEST[""])
     for value in raw:
         if is_number(value) and value > largest:
             raise ArchsearchError(f"{label}: {value} is too large; at most {largest:,}")
-    return allowed(raw, RULES.get(key, WHOLE), label)
+    return allowed([*raw], RULES.get(key, WHOLE), label)
 
 
 def allowed(raw: object, rule: Rule, label: str) -> tuple[Value, ...]:

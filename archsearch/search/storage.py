@@ -30,7 +30,7 @@ from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.files import digest, locked, writing
 from archsearch.records import as_data
 from archsearch.search.objective import Scorer
-from archsearch.search.space import InvalidShape, SearchSpace, numeric_values
+from archsearch.search.space import SearchSpace, numeric_values
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -260,7 +260,7 @@ def open_study(
 ) -> Study:
     """The study of an identity in a storage, new where it is not there yet.
 
-    Raises ArchsearchError for a study of another objective or another space.
+    Raises ArchsearchError for a study of another space.
     """
     import optuna
 
@@ -268,10 +268,6 @@ def open_study(
     study = optuna.create_study(
         storage=storage, study_name=name, directions=list(directions), load_if_exists=True
     )
-    if [direction.name.lower() for direction in study.directions] != list(directions):
-        raise ArchsearchError(
-            f"study {name} in the storage has another objective; use another --storage"
-        )
     found = study.user_attrs.get(ATTRIBUTE)
     if found is None:
         study.set_user_attr(ATTRIBUTE, dict(identity))
@@ -306,7 +302,7 @@ def _witness(space: SearchSpace, scorer: Scorer) -> list[str]:
     for layers in PLAIN_LAYERS:
         nearest = space.nearest({**plain, "num_hidden_layers": layers}, target)
         shape = space.build(nearest, target)
-        if isinstance(shape, InvalidShape):
+        if isinstance(shape, InvalidShapeError):
             continue
         try:
             score = scorer(shape)

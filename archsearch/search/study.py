@@ -23,8 +23,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.needs import Needs
 from archsearch.search.exact import ALONE_POINTS, Report, exact_grid, order, rank_all, rank_alone
-from archsearch.search.mixed import MixScore
-from archsearch.search.objective import Score, Scorer
+from archsearch.search.objective import MixScore, Score, Scorer
 from archsearch.search.pareto import GOALS
 from archsearch.search.ranking import best_of_each
 from archsearch.search.samplers import AUTO, Record, Regret, Sampler, make_sampler, regret_of
@@ -115,16 +114,11 @@ def search(
     how: How = How(),
 ) -> SearchResult:
     """Search `space` for the fastest draft of the scorer's target; `trials` distinct shapes are
-    scored and recorded.
+    recorded, of a space that is scored in full those that say most.
 
-    A space that can be scored in full is (`search.exact`): the trials are then those of all its
-    shapes that say most. `how`: which sampler proposes elsewhere, and whether other processes ask
-    along in the storage.
-
-    `storage`: a journal file, an Optuna URL or what is open. It may hold any number of searches:
-    each has a study of its own, named by everything its scores depend on (`search.storage`). Scores
-    found there are not computed again. Ends early when every valid shape has been scored. Raises
-    ArchsearchError where no shape is valid.
+    `storage`: a journal file, an Optuna URL or what is open, with any number of searches in it
+    (`search.storage`); scores found there are not computed again. Ends early when every valid shape
+    has been scored. Raises ArchsearchError where no shape is valid.
     """
     if trials < 1:
         raise ArchsearchError(f"trials must be at least 1, got {trials}")
@@ -262,11 +256,8 @@ def trial_row(number: int, trial: FrozenTrial, score: Score | None) -> dict[str,
         "feasible": done and all(value <= 0 for value in trial.constraints.values()),
         "invalid": trial.user_attrs.get("invalid", ""),
     }
-    return row if score is None else row | _columns(score)
-
-
-def _columns(score: Score) -> dict[str, object]:
-    row: dict[str, object] = {}
+    if score is None:
+        return row
     for name in (each.name for each in fields(score)):
         value = getattr(score, name)
         if name == "drafter":

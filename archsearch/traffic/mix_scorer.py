@@ -27,8 +27,14 @@ from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
 from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.records import as_data
-from archsearch.search.mixed import MixScore, PartScore, gain_of
-from archsearch.search.objective import GridScores, Score, Scorer
+from archsearch.search.objective import (
+    GridScores,
+    MixScore,
+    PartScore,
+    Score,
+    Scorer,
+    gain_of,
+)
 from archsearch.traffic.mix import LoadPart, Mix
 from archsearch.traffic.served import (
     Load,
@@ -218,14 +224,11 @@ class MixScorer(Scorer):
         row = int(np.abs(main.times.at - self.workload.batch_size).argmin())
         gamma = np.broadcast_to(main.gamma_drafting, grid.shape)
         column = np.searchsorted(main.times.gammas, gamma)[None]
-        draft_s, round_s = (
-            np.take_along_axis(times[row], column, 0)[0]
-            for times in (main.times.draft, main.times.round)
-        )
+        draft_s = np.take_along_axis(main.times.draft[row], column, 0)[0]
         asked = self.mix.objective
         value, plain = (objective_of(served, asked, ranks, plain=alone) for alone in (False, True))
         gains = (objective_of(served, "speedup", ranks), gain_of(asked, value, plain))
-        found: Any = (*gains, gamma, main.alpha, main.tau, draft_s, round_s, fits)
+        found: Any = (*gains, gamma, draft_s, fits)
         return GridScores(start, *found)
 
     # --- limits

@@ -453,6 +453,7 @@ def engine(day: Day, deadline: Deadline) -> dict[str, Any]:
     from archsearch.models.targets import resolve_target
     from archsearch.pipeline.profile.engine import check_engine_request
     from archsearch.pipeline.profile.gpu import profile_rounds
+    from archsearch.pipeline.profile.run import ProfileRun
 
     assert day.engine is not None
     name, target = day.target
@@ -467,9 +468,10 @@ def engine(day: Day, deadline: Deadline) -> dict[str, Any]:
     )
     check_engine_request(request)
     day.forget_benches()  # the engine takes what memory is left
-    found = Profile.open(day.profile_folder, day.device.to_dict(), current_stack())
+    run = ProfileRun(request, day.device, current_stack())
+    found = run.profile
     before = set(found.rows)
-    told = profile_rounds(request, found, day.dtype, deadline.left_s)
+    told = profile_rounds(run, day.dtype)
     return as_data(told) | {
         "rows": [row_dict(row) for key, row in found.rows.items() if key not in before]
     }

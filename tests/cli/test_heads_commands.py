@@ -343,6 +343,8 @@ def test_a_head_has_gamma_by_batch_size_in_every_engine_that_takes_it(with_heads
     assert "one gamma" in refused(
         "export", "runs/a", "--family", "medusa", "--output", "out/m", "--schedule", str(path)
     )
+    missing = ("--output", "out/n", "--schedule", "no.json")
+    assert "not found: no.json" in refused("export", "runs/a", "--family", "eagle3", *missing)
 
 
 def test_a_head_is_exported_for_llama_cpp(with_heads: Path) -> None:

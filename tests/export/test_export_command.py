@@ -31,7 +31,6 @@ def run(tmp_path: Path) -> Run:
         tmp_path / "runs",
         {"target": str(target), "gpu": "cpu", "tensor_parallel": None, "seed": 0},
         space={},
-        seed=0,
         device={"key": "cpu-x", "kind": "cpu", "name": "some CPU"},
         profile={"hash": "abc", "dtype": "float32"},
         path=tmp_path / "runs" / "a",

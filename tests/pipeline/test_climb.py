@@ -22,6 +22,7 @@ from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.pipeline.climb.belief import Belief
 from archsearch.pipeline.climb.climb import Climb
 from archsearch.pipeline.climb.plan import summary, trial_rows
+from archsearch.pipeline.climb.race import HeadRungs
 from archsearch.pipeline.climb.trainings import Trainings, work
 from archsearch.records import save
 from archsearch.runs.state import StateFile
@@ -183,7 +184,7 @@ class MadeUpTrainer:
             known,
             {"": known},
             taus,
-            (alpha,),
+            {},
             tokens,
             points,
             "learnt" if stops else "",
@@ -208,7 +209,8 @@ def make(folder: Path, clock: Clock, plan: rungs.Plan = PLAN, **trainer) -> Clim
     file = StateFile(path, plan.budget_s, clock.now, **times)
     ranked = sorted(SPACE.enumerate(TARGET), key=lambda shape: -scorer(shape).speedup.value)
     trainings = Trainings(MadeUpTrainer(folder, clock, **trainer), file)
-    return Climb(SPACE, plan, trainings, Belief(scorer, []), dict.fromkeys(ranked))
+    pool = dict.fromkeys(ranked)
+    return Climb(SPACE, plan, trainings, Belief(scorer, []), pool, HeadRungs({}, None, None))
 
 
 def by_law(tokens: float) -> dict[Architecture, float]:

@@ -13,6 +13,7 @@ from contextlib import chdir
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,7 +81,9 @@ def engine_profile(ref: Any, drafts: Sequence[Any], **changes: Any) -> int:
     )
     profile = Profile.load(profile_folder())
     before = len(profile.rows)
-    profile_engine(replace(request, **changes), profile, identify_cpu(), drafts, "float32")
+    run: Any = SimpleNamespace(request=replace(request, **changes), profile=profile, drafts=drafts)
+    run.device, run.memory = identify_cpu(), identify_cpu().memory_bytes
+    profile_engine(run, "float32")
     return len(profile.rows) - before
 
 

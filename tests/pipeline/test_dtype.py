@@ -20,9 +20,6 @@ class Passes:
 
     ms: tuple[float, ...]
 
-    def decode_s(self, target: Any, workload: Workload) -> Estimate:
-        return Estimate(self.ms[0] / 1e3, 0.0, "measured")
-
     def verify_s(self, target: Any, workload: Workload, gamma: int) -> Estimate:
         return Estimate(self.ms[gamma] / 1e3, 0.0, "measured")
 
@@ -50,4 +47,5 @@ def test_the_fastest_dtype_and_of_equals_the_one_that_verifies_cheapest(
     for names in (("float32", "bfloat16"), ("bfloat16", "float32")):
         models: Any = {name: Passes(float32 if name == "float32" else bfloat16) for name in names}
         workloads = {name: Workload(batch_size=1, context_len=128, dtype=name) for name in names}
-        assert _fastest_dtype(models, TINY, workloads) == chosen
+        step_s = {name: models[name].ms[0] / 1e3 for name in names}
+        assert _fastest_dtype(models, TINY, workloads, step_s) == chosen

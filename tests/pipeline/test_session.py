@@ -18,7 +18,7 @@ def weights_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         session,
         "cannot_train",
-        lambda target, gpu: "" if target == "here" else f"no weights of {target}",
+        lambda target, gpu, engine: "" if target == "here" else f"no weights of {target}",
     )
 
 

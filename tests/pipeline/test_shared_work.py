@@ -182,7 +182,7 @@ def test_finalists_are_trained_together_and_measured_once_more(tmp_path: Path) -
 
 
 def test_a_worker_trains_in_the_folder_of_that_run_only(tmp_path: Path) -> None:
-    run = create_run(tmp_path, {"target": "t"}, space={}, seed=0, path=tmp_path / "a")
+    run = create_run(tmp_path, {"target": "t"}, space={}, path=tmp_path / "a")
     told = workers.Announced(
         {}, None, None, None, (), run.info["created"], "", folder=tmp_path / "a"
     )

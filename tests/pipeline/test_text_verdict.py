@@ -55,7 +55,7 @@ def draft(alpha: float = 0.30, epochs: float = 30.0, **categories: Estimate) -> 
     )
     tau = {gamma: tau_estimate(measured(alpha), gamma) for gamma in range(1, 6)}
     return TrainedDraft(
-        DRAFT, Path("x"), measured(alpha), categories, tau, (), points[-1][0], points
+        DRAFT, Path("x"), measured(alpha), categories, tau, {}, points[-1][0], points
     )
 
 
@@ -114,7 +114,7 @@ def test_a_text_that_was_not_learnt_in_full_says_what_it_still_holds(scorer: Sco
     assert learnt is not None and learnt.prompts == 317 and learnt.alpha.value > 0.27
     again, _ = predicted(scorer, draft(epochs=30.0), record(), stand(0.30, 1.0))
     assert again is None or again.alpha.value < 0.33  # next to nothing is left
-    nothing = TrainedDraft(DRAFT, Path("x"), measured(0.3), {}, draft().tau, ())
+    nothing = TrainedDraft(DRAFT, Path("x"), measured(0.3), {}, draft().tau, {})
     assert predicted(scorer, nothing, record(), stand(0.30, 1.0)) == (None, None)
 
 

@@ -110,7 +110,7 @@ def make_run(
         "folder": "profiles/cpu-epyc-9b14-2t/torch-2.13.0-transformers-5.23.0",
         "hash": "0123456789abcdef",
     }
-    run = create_run(base, arguments, space=SPACE.to_dict(), seed=0, device=device, profile=profile)
+    run = create_run(base, arguments, space=SPACE.to_dict(), device=device, profile=profile)
     if state == "unfinished":
         return run
     result = searched(trials)

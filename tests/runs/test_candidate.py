@@ -1,5 +1,4 @@
-"""A ranked candidate: weights, training record and trace are asked of it, not of the file
-system."""
+"""A ranked candidate: weights and training record are asked of it, not of the file system."""
 
 from __future__ import annotations
 
@@ -26,11 +25,9 @@ def test_a_trained_candidate_and_one_that_is_not() -> None:
         and trained.rank == 1
         and trained.architecture == run.score(1).architecture
     )
-    trace = trained.trace()
-    assert trace is not None
     record = trained.training()
     assert record is not None and record.architecture == trained.architecture and record.tokens > 0
-    assert not searched.has_weights and searched.trace() is None and searched.training() is None
+    assert not searched.has_weights and searched.training() is None
     with pytest.raises(ArchsearchError, match="no rank 9; ranks: 1, 2, 3"):
         run.candidate(9)
 

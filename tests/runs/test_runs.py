@@ -54,7 +54,6 @@ def _run(base, **changes):
         base,
         {**ARGUMENTS, **changes},
         space=SPACE,
-        seed=0,
         device={"key": "cpu-x"},
         profile=PROFILE,
     )
@@ -87,9 +86,9 @@ def test_runs_of_the_same_second_do_not_collide(tmp_path):
 
 def test_a_named_folder_is_not_overwritten(tmp_path):
     folder = tmp_path / "mine"
-    create_run(tmp_path, ARGUMENTS, space=SPACE, seed=0, path=folder)
+    create_run(tmp_path, ARGUMENTS, space=SPACE, path=folder)
     with pytest.raises(ArchsearchError, match="already holds a run"):
-        create_run(tmp_path, ARGUMENTS, space=SPACE, seed=0, path=folder)
+        create_run(tmp_path, ARGUMENTS, space=SPACE, path=folder)
 
 
 def test_resume_with_the_same_or_free_arguments(tmp_path):
@@ -98,7 +97,6 @@ def test_resume_with_the_same_or_free_arguments(tmp_path):
         run.path,
         {**ARGUMENTS, "trials": 500, "top": 3, "gpu": "cpu-x"},
         space=SPACE,
-        seed=0,
         profile={**PROFILE, "folder": "elsewhere"},
     )
     assert resumed.path == run.path
@@ -109,14 +107,14 @@ def test_resume_with_the_same_or_free_arguments(tmp_path):
     [
         ({"space": "wide-shallow"}, {}, "space was 'demo', now 'wide-shallow'"),
         ({"batch_size": 4}, {}, "batch_size was None, now 4"),
-        ({}, {"seed": 1}, "seed was 0, now 1"),
+        ({"seed": 1}, {}, "seed was 0, now 1"),
         ({}, {"space": {"dimensions": {}}}, "search space's file has changed"),
         ({}, {"profile": {"hash": "zzz"}}, "profile's hash was abc, now zzz"),
     ],
 )
 def test_resume_with_other_arguments_says_which_differ(tmp_path, arguments, other, words):
     run = _run(tmp_path)
-    keywords = {"space": SPACE, "seed": 0, "profile": PROFILE, **other}
+    keywords = {"space": SPACE, "profile": PROFILE, **other}
     with pytest.raises(ArchsearchError, match=words):
         resume_run(run.path, {**ARGUMENTS, **arguments}, **keywords)
 

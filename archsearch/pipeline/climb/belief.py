@@ -124,7 +124,7 @@ class Belief:
                 for a in shapes
             ]
         )
-        slopes = np.array([slope(score) for score in scores])  # [scores]
+        slopes = np.array([score.slope for score in scores])  # [scores]
         # of the level that all alphas share: the std of the first
         level = speculation.logit_std(scores[0].alpha)
         mean = np.array([math.log(score.speedup.value) for score in scores])  # [scores]
@@ -150,7 +150,7 @@ def capacity_to_come(
 def levels(
     shorts: Mapping[Architecture, ShortTraining],
     shared: CurvePrior,
-    to_come: Callable[[Architecture, int], float] = lambda shape, tokens: 0.0,
+    to_come: Callable[[Architecture, int], float],
 ) -> dict[Architecture, tuple[float, float]]:
     """Where each trained shape will stand among them when all are trained in full: (logit(alpha),
     std of its own error), at the tokens of the longest.
@@ -204,12 +204,6 @@ def sampling_std(shorts: Mapping[Architecture, ShortTraining]) -> float:
         if short.hits
     ]
     return max(stds, default=0.0)
-
-
-def slope(score: Score) -> float:
-    """d ln(speed-up) / d logit(alpha) at the score's gamma."""
-    alpha = score.alpha.value
-    return speculation.tau_slope(alpha, score.gamma) * alpha * (1.0 - alpha) / score.tau.value
 
 
 def similarity(first: Architecture, second: Architecture) -> float:

@@ -18,7 +18,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import TrainedDraft, read_curve
 from archsearch.drafts.trainer import choose_finalists
 from archsearch.pipeline.climb import race
-from archsearch.pipeline.climb.belief import Belief, slope
+from archsearch.pipeline.climb.belief import Belief
 from archsearch.pipeline.climb.trainings import ALL_SHARE, Trainings
 from archsearch.progress import human_time, say
 from archsearch.runs.state import (
@@ -48,16 +48,16 @@ PROBE_SHARE: Final = 0.05  # of the time for full trainings, at most, for each o
 class Climb:
     """A search that trains, in progress. `space`: of the independent drafts, `pool`: all shapes of
     it that are looked at, best first; `out`: those that cannot win, and why; `wanted`, `most`: how
-    many finalists at least and at most; `heads`: where other families are asked for."""
+    many finalists at least and at most; `heads`: of the other families that were asked for."""
 
     space: SearchSpace
     plan: Plan
     trainings: Trainings
     belief: Belief
     pool: dict[Architecture, None]
+    heads: race.HeadRungs
     wanted: int = 1
     most: int = 3
-    heads: race.HeadRungs | None = None
     out: dict[Architecture, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -94,8 +94,7 @@ class Climb:
                 limit_s = PROBE_SHARE * self.plan.finalist_s
                 self.trainings.short(shape, PROBE_TOKENS, f"{shape.label()}: speed", limit_s)
         drafts = self.trainings.finalists(entry, self.judge)
-        if self.heads is not None:
-            drafts = race.race(self.heads, self.trainings, drafts, self.measured, self.left_s)
+        drafts = race.race(self.heads, self.trainings, drafts, self.measured, self.left_s)
         self._record(entry, drafts)
         if self.plan.climbs:
             context = replace(self.scorer.context, temperature=0.0)
@@ -115,7 +114,7 @@ class Climb:
         self._recall()
         if self.state.finalists is None:
             self.rounds(first)
-            if self.heads is not None:
+            if self.heads.gammas:
                 race.short_trainings(self.heads, self.file, self.left_s, self.standings()[0])
 
     def _begin_without_rounds(self) -> None:
@@ -123,10 +122,9 @@ class Climb:
         if self.state.finalists is None or self.state.rung_end_s is None:
             self.state.rung_end_s = self.file.elapsed_s()
             self.file.save()
-        if self.heads is not None:
-            known = {entry.family for entry in self.state.heads}
-            new = (each for each in self.heads.gammas.items() if each[0] not in known)
-            self.state.heads += [HeadEntry(*each) for each in new]
+        known = {entry.family for entry in self.state.heads}
+        new = (each for each in self.heads.gammas.items() if each[0] not in known)
+        self.state.heads += [HeadEntry(*each) for each in new]
 
     def rounds(self, first: Sequence[Score]) -> None:
         """Successive halving over short trainings, until one is left, the seconds are gone or
@@ -266,8 +264,7 @@ class Climb:
 
     def _rung_time(self, rest_s: float) -> float:
         """Seconds that the short trainings have; when they end is written down the first time."""
-        divisor = self.heads.rung_divisor if self.heads is not None else 1.0
-        rung_s = self.state.rung_s or rungs.rung_share(rest_s) / divisor
+        rung_s = self.state.rung_s or rungs.rung_share(rest_s) / self.heads.rung_divisor
         if self.state.rung_end_s is None:
             self.state.rung_s, self.state.rung_end_s = rung_s, self.file.elapsed_s() + rung_s
             self.file.save()
@@ -327,13 +324,11 @@ class Climb:
             least_gain=LEAST_PICK,
             start=tuple(first) if number == 1 else (),
         )
-        if number > 1 and costs[picks[0].index] > 1.2 * max(left, 0.0):
+        if number > 1 and costs[next(iter(picks))] > 1.2 * max(left, 0.0):
             self.file.note(f"rung 1 ends after round {number - 1}: its time is spent")
             return None
-        shapes = tuple(scores[pick.index].architecture for pick in picks)
-        entry = RoundEntry(
-            number, step.tokens, shapes, tuple(pick.gain for pick in picks), gain, len(scores)
-        )
+        shapes, gains = tuple(scores[i].architecture for i in picks), tuple(picks.values())
+        entry = RoundEntry(number, step.tokens, shapes, gains, gain, len(scores))
         self.state.rounds.append(entry)
         self.file.save()
         return entry
@@ -392,7 +387,7 @@ class Climb:
         if self.state.rounds:  # what was measured goes before what is only predicted
             scores = [score for score in scores if score.architecture in belief.shorts] or scores
         most = max(self.wanted, min(3, self.most))
-        loss = slope(scores[0]) * belief.end_slope()
+        loss = scores[0].slope * belief.end_slope()
         count = rungs.finalist_count(belief.draws(scores[: 2 * most]), loss, most)
         return scores[: max(self.wanted, count)]
 

@@ -177,21 +177,15 @@ def trial_rows(rows: Sequence[Mapping[str, object]], state: ClimbState) -> list[
     for record in state.rungs:
         found.setdefault(_key(record.shape.to_dict()), []).append(record)
     result: list[dict[str, object]] = []
-    seen: set[str] = set()
     for row in rows:
-        if row.get("state") != "COMPLETE":
-            result.append(dict(row))
-            continue
-        key = _key(row)
-        result.append(_with_rungs(row, found.get(key, [])))
-        seen.add(key)
-    for key, records in found.items():
-        if key not in seen:  # a neighbour that the search over all shapes did not try
-            known = {"number": len(result), "state": "COMPLETE", "origin": "climb"}
-            known |= {"feasible": True, "invalid": "", **records[-1].shape.to_dict()}
-            score = records[-1].score
-            known |= {"speedup": score.value, "speedup_std": score.std}
-            result.append(_with_rungs(known, records))
+        done = row.get("state") == "COMPLETE"
+        result.append(_with_rungs(row, found.pop(_key(row), [])) if done else dict(row))
+    for records in found.values():  # neighbours that the search over all shapes did not try
+        known = {"number": len(result), "state": "COMPLETE", "origin": "climb"}
+        known |= {"feasible": True, "invalid": "", **records[-1].shape.to_dict()}
+        score = records[-1].score
+        known |= {"speedup": score.value, "speedup_std": score.std}
+        result.append(_with_rungs(known, records))
     return result
 
 

@@ -1,11 +1,9 @@
 """Heads among the candidates of a search: the families of drafters compete for its minutes, not
 only the shapes of one.
 
-Beside the rounds of short trainings every family of heads that was asked for has one of its own; a
-head that cannot win any more after it is dropped. Half of the time for full trainings then goes to
-all families alike, the finalists among the independent drafts being one (ranks and exports are of
-them), the other half to the family that leads after it. Everything decided is in rungs.json before
-it is done.
+Half of the time for full trainings goes to all families alike, the finalists among the independent
+drafts being one (ranks and exports are of them), the other half to the family that leads after it.
+Everything decided is in rungs.json before it is done.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """Trainings of one search: drafts short and in full, more text for them; what they take, and where
-each is written down. Half of the time for full trainings goes to all finalists alike, half to the
-best of them.
-
-"Alike" is in tokens: how many seconds a draft had says how busy the machine was.
+each is written down.
 """
 
 from __future__ import annotations
@@ -28,7 +25,9 @@ from archsearch.search import rungs
 from archsearch.search.objective import Score, Scorer
 from archsearch.training.curves import Split, best_split, split_at
 
-ALL_SHARE: Final = 0.5  # of the time for full trainings; the rest goes to the best
+# of the time for full trainings, to all finalists alike (in tokens: how many seconds a draft had
+# says how busy the machine was); the rest goes to the best
+ALL_SHARE: Final = 0.5
 SAME_TOKENS: Final = 0.02  # apart by less than this share, two trainings count as equally long
 LEAST_TRAINING_S: Final = 0.5
 # of the tokens that were foreseen: with less, a training does not show what its shape can do

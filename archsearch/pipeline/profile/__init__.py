@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.hardware.device import Device
 from archsearch.hardware.identify import check_claim, resolve_device
 from archsearch.pipeline.profile.cpu import profile_cpu
 from archsearch.pipeline.profile.engine import check_engine_request
@@ -27,19 +26,11 @@ def profile_device(request: ProfileRequest) -> Profiled:
     """Measure this device until the budget is spent or every planned row exists; continue where an
     earlier run stopped.
 
-    Raises ArchsearchError when the device is not the one claimed, or is busy.
+    Raises ArchsearchError when the device is not the one claimed, or is busy; the line says so
+    where a profile of it is there already, which a search uses without the device.
     """
-    device = claimed_device(request)
-    check_engine_request(request)
-    return profile_cpu(request, device) if device.kind == "cpu" else profile_gpu(request, device)
-
-
-def claimed_device(request: ProfileRequest) -> Device:
-    """The device that was claimed, once this machine has confirmed it. Raises ArchsearchError where
-    it is another one; the line says so where a profile of the claimed device is there already,
-    which a search uses without the device."""
     try:
-        return check_claim(request.gpu, request.threads)
+        device = check_claim(request.gpu, request.threads)
     except ArchsearchError as error:
         device = resolve_device(request.gpu, request.threads)
         if device.kind == "cpu" or not profiles_of(device.key):
@@ -48,6 +39,8 @@ def claimed_device(request: ProfileRequest) -> Device:
             f"{error}. A profile of {device.key} is here already and needs no GPU to be used:"
             f" archsearch search --target T --gpu {request.gpu}"
         ) from error
+    check_engine_request(request)
+    return profile_cpu(request, device) if device.kind == "cpu" else profile_gpu(request, device)
 
 
 def import_tables(

@@ -61,15 +61,15 @@ def profile_cpu(request: ProfileRequest, device: Device) -> Profiled:
     other = request.engine and not facts.in_process
     if facts.gguf:  # its rounds are priced by its own passes, in precisions that torch has not
         for dtype in dtypes:
-            profile_engine(request, profile, device, run.drafts, dtype)
+            profile_engine(run, dtype)
     elif not (other and _has_model(profile, dtypes[0])):  # else ops and whole models are there
         with ProgressLine("profile") as line:
             sweeps.sweep(bench, points, budget_s=request.budget_s, progress=line)
         if request.engine and request.batch_size == 1:
-            _measure_engine(bench, profile, request.target, dtypes, run.memory)
+            _measure_engine(run, bench, dtypes)
     if other and not facts.gguf:
         slowdown = _probe_slowdown(bench, dtypes[0])
-        profile_engine(request, profile, device, run.drafts, dtypes[0], slowdown=slowdown)
+        profile_engine(run, dtypes[0], slowdown=slowdown)
     for dtype in dtypes:
         run.learn(bench, dtype, "eager")
     # where only an engine's passes were measured, its own plain steps say how slow the machine was
@@ -144,19 +144,13 @@ def _probe_slowdown(bench: Bench, dtype: str) -> Callable[[], float]:
     return slowdown
 
 
-def _measure_engine(
-    bench: CpuBench, profile: Profile, target: Architecture | None, dtypes: list[str], memory: float
-) -> None:
+def _measure_engine(run: ProfileRun, bench: CpuBench, dtypes: list[str]) -> None:
     """Engine rows for each dtype that has none yet for this vocabulary."""
     from archsearch.engines.measure.overhead import measure_overhead
 
-    subject = target
-    if subject is None or weight_bytes_per_pass(subject, 4) > min(2 << 30, memory / 4):
-        subject = (
-            ENGINE_STAND_IN
-            if subject is None
-            else ENGINE_STAND_IN.replace(vocab_size=subject.vocab_size)
-        )
+    subject, profile = run.reference, run.profile
+    if weight_bytes_per_pass(subject, 4) > min(2 << 30, run.memory / 4):
+        subject = ENGINE_STAND_IN.replace(vocab_size=subject.vocab_size)
     for dtype in dtypes:
         known = {EngineShape.of(row).vocab_size for row in profile.select("engine", dtype, "eager")}
         if subject.vocab_size not in known:

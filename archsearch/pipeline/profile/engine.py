@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -36,10 +36,9 @@ from archsearch.engines.measure.rows import PlainSteps
 from archsearch.engines.registry import check_interpreter_choice
 from archsearch.errors import ArchsearchError
 from archsearch.files import write_json
-from archsearch.hardware.device import Device
 from archsearch.pipeline.in_engine import can_run, engine_target, random_draft, write_shape
-from archsearch.pipeline.profile.run import ProfileRequest
-from archsearch.profiles import DraftedShape, Measurement, Profile
+from archsearch.pipeline.profile.run import ProfileRequest, ProfileRun
+from archsearch.profiles import DraftedShape, Measurement
 from archsearch.progress import ProgressLine, say
 from archsearch.workload import DTYPE_BYTES
 
@@ -68,26 +67,22 @@ def check_engine_request(request: ProfileRequest) -> None:
 
 
 def profile_engine(
-    request: ProfileRequest,
-    profile: Profile,
-    device: Device,
-    shapes: Sequence[Architecture],
-    dtype: str,
-    *,
-    slowdown: Callable[[], float] = lambda: 1.0,
+    run: ProfileRun, dtype: str, *, slowdown: Callable[[], float] = lambda: 1.0
 ) -> None:
-    """Measure the passes of `request.engine_name` in it on a CPU, and what its rounds take with
-    drafters that are no models; the rows are recorded, and what is known is not measured again.
+    """Measure the passes of the engine that was asked for in it on a CPU, and what its rounds take
+    with drafters that are no models; the rows are recorded, and what is known is not measured
+    again.
 
     Where two engines have room, times are divided by plain steps of the target alone, in a
     second one; `slowdown` says elsewhere how slow the machine is. Raises ArchsearchError without a
     target.
     """
+    request, profile = run.request, run.profile
     name, ref = request.engine_name, request.target_in_engine()
     facts = engine_facts(name)
     with tempfile.TemporaryDirectory(dir=profile.folder, prefix=".engine-") as temporary:
         base = Path(temporary)
-        cases = _model_cases(request, profile, shapes, dtype, base)
+        cases = _model_cases(run, dtype, base)
         if facts.dummy_weights:
             drafted = map(DraftedShape.of, profile.select("drafted", dtype, "eager"))
             known = {shape.drafter.family for shape in drafted if shape.engine == name}
@@ -103,7 +98,7 @@ def profile_engine(
         plain = EngineSettings(
             dtype=dtype,
             max_len=128,
-            threads=device.threads,
+            threads=run.device.threads,
             python=request.engine_python,
             dummy_weights=not here,
         )
@@ -128,7 +123,7 @@ def profile_engine(
                 profile.record(row)
 
         with (
-            _plain_steps(request, profile, device, (target, plain), slowdown) as probe,
+            _plain_steps(run, target, plain, slowdown) as probe,
             ProgressLine(f"passes of {name}, {dtype}") as line,
         ):
             asked = replace(asked, slowdown=probe)
@@ -141,23 +136,17 @@ def profile_engine(
         )
 
 
-def _model_cases(
-    request: ProfileRequest,
-    profile: Profile,
-    shapes: Sequence[Architecture],
-    dtype: str,
-    base: Path,
-) -> list[Case]:
+def _model_cases(run: ProfileRun, dtype: str, base: Path) -> list[Case]:
     """The target alone and drafts with random weights under `base`, those that were not measured
     yet. A draft's place in the list decides its gammas, so known ones keep theirs."""
-    name, target = request.engine_name, request.target_in_engine().architecture
-    facts, quick = engine_facts(name), request.quick
+    name, target = run.request.engine_name, run.request.target_in_engine().architecture
+    facts, quick = engine_facts(name), run.request.quick
     gammas = (QUICK_GAMMAS if quick else ONE_REQUEST_GAMMAS) if facts.gguf else GAMMAS
-    full = [shape.replace(draft_vocab_size=None) for shape in shapes]
+    full = [shape.replace(draft_vocab_size=None) for shape in run.drafts]
     # a draft that is not much smaller than its target never pays
     small = [shape for shape in full if parameters(shape) <= parameters(target) / 2]
     drafts = spread_drafts(small or full, len(gammas))
-    known = measured_models(profile.select("pass", dtype, "eager"), name)
+    known = measured_models(run.profile.select("pass", dtype, "eager"), name)
     # Gamma by batch size needs a schedule; without one an engine is profiled at one request, where
     # it reports all its passes.
     batches = BATCHES if facts.schedules else (1,) * len(BATCHES)
@@ -214,19 +203,15 @@ def drafted_cases(
 
 @contextmanager
 def _plain_steps(
-    request: ProfileRequest,
-    profile: Profile,
-    device: Device,
-    start: tuple[ModelSource, EngineSettings],
-    otherwise: Callable[[], float],
+    run: ProfileRun, target: ModelSource, settings: EngineSettings, otherwise: Callable[[], float]
 ) -> Iterator[Callable[[], float]]:
     """What says how slow the machine is: plain steps where a second engine has room; their
-    reference is kept in the profile. `start`: the target, and how its engine is started."""
-    (target, settings), shape = start, request.target_in_engine().architecture
-    name, dtype = request.engine_name, settings.dtype
+    reference is kept in the profile."""
+    profile, shape = run.profile, run.request.target_in_engine().architecture
+    name, dtype = run.request.engine_name, settings.dtype
     weights = weight_bytes_per_pass(shape, DTYPE_BYTES[dtype])
     # two engines, half of a target for the draft
-    if 2.5 * (weights + ENGINE_BYTES) > device.memory_bytes:
+    if 2.5 * (weights + ENGINE_BYTES) > run.memory:
         yield otherwise
         return
     key = f"{name} {dtype}"

@@ -76,7 +76,7 @@ def profile_gpu(request: ProfileRequest, device: Device) -> Profiled:
         if request.engine and not engine_facts(request.engine_name).in_process and mode == "graph":
             for opened in benches.values():
                 opened.release()
-            rounds[name] = profile_rounds(request, profile, dtype)
+            rounds[name] = profile_rounds(run, dtype)
         sweeps[name] = SweepEnd(result.new_rows, result.relative_std, result.stopped)
         run.learn(bench, dtype, mode)
     for bench in benches.values():
@@ -123,13 +123,14 @@ RECORDED: Final = {"vllm": {"async_scheduling": "0"}}
 FREE_SHARE: Final = 0.9  # of the GPU's free memory that the engine may take
 
 
-def profile_rounds(request: ProfileRequest, profile: Profile, dtype: str) -> RoundsMeasured:
-    """Run `request.engine_name` on the GPU with random weights and record its rounds; what is known
-    is not measured again.
+def profile_rounds(run: ProfileRun, dtype: str) -> RoundsMeasured:
+    """Run the engine that was asked for on the GPU with random weights and record its rounds; what
+    is known is not measured again.
 
     Both of vLLM's model runners are measured where the version has two that run drafts differently.
     Raises ArchsearchError without a target, or for an engine that cannot make up weights.
     """
+    request, profile = run.request, run.profile
     name, ref = request.engine_name, request.target_in_engine()
     if not engine_facts(name).dummy_weights:
         raise ArchsearchError(
