@@ -19,6 +19,7 @@ from archsearch.architecture.counts import body_parameters
 from archsearch.drafts.records import ShortTraining, TrainedDraft, read_curve
 from archsearch.estimate import Estimate
 from archsearch.latency.draft_passes import LatencyOfRounds
+from archsearch.pipeline.climb import climb
 from archsearch.pipeline.climb.belief import Belief
 from archsearch.pipeline.climb.climb import Climb
 from archsearch.pipeline.climb.plan import summary, trial_rows
@@ -276,6 +277,14 @@ def test_the_climb_finds_what_the_prior_does_not_see(whole: Whole) -> None:
     assert {row["state"] for row in data["rungs"]} <= {"kept", "pruned", "dropped", "trained"}
     assert all(row["why"] for row in data["rungs"] if row["state"] in ("pruned", "dropped"))
     assert {row["alpha"]["source"] for row in data["rungs"] if row["rung"] == 2} == {"measured"}
+
+
+def test_over_a_mix_what_is_trained_is_chosen_by_its_objective() -> None:
+    """It went by time per token, the ranking before and after it by throughput."""
+    gain = Estimate(1.5, 0.1, "modelled")
+    quick = SimpleNamespace(worth=1.1, speedup=gain, parameters=1)
+    full = SimpleNamespace(worth=1.3, speedup=Estimate(1.2, 0.1, "modelled"), parameters=2)
+    assert sorted([quick, full], key=climb._order) == [full, quick]
 
 
 def test_what_size_has_yet_to_bring_parts_young_drafts_that_look_alike() -> None:

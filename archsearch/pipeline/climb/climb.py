@@ -214,7 +214,7 @@ class Climb:
 
     def _alive(self, scores: Sequence[Score]) -> list[bool]:
         """Which of `scores` could still turn out best of them."""
-        values = [math.log(score.speedup.value) for score in scores]
+        values = [math.log(score.worth) for score in scores]
         gaps = self.belief.score_gap_std
         return rungs.contenders(values, lambda i, j: gaps(scores[i], scores[j]))
 
@@ -346,7 +346,7 @@ class Climb:
         for score, alive in zip(scores, self._alive(scores), strict=True):
             shape = score.architecture
             if not alive and shape not in self.out:
-                behind = math.log(leader.speedup.value / score.speedup.value)
+                behind = math.log(leader.worth / score.worth)
                 std = self.belief.score_gap_std(leader, score)
                 self.out[shape] = (
                     f"cannot win: {behind:.1%} behind {leader.architecture.label()}, std of the"
@@ -457,4 +457,4 @@ class Climb:
 
 def _order(score: Score) -> tuple[float, int]:
     """Best first; of equals the smaller one."""
-    return -score.speedup.value, score.parameters
+    return -score.worth, score.parameters
