@@ -145,7 +145,7 @@ def extrapolate(
     )
 
 
-def curve_slope(tokens: int, prior: CurvePrior = CurvePrior()) -> float:
+def curve_slope(tokens: int, prior: CurvePrior = MEASURED) -> float:
     """logit(alpha) per e-fold of new training tokens, there; not below LEAST_SLOPE."""
     _, slope_there, bend, _ = prior.mean
     return max(LEAST_SLOPE, slope_there + bend * math.log(max(tokens, 1) / prior.reference_tokens))
