@@ -49,6 +49,7 @@ def test_a_class_is_whole_used_and_says_where_it_comes_from(name: str) -> None:
     lookups = {"padded", "ragged_layer", "waits"}  # of drafters that do not propose in every round
     assert set(row) <= {
         "like",
+        "assumed",
         "title",
         "graph",
         "order",
