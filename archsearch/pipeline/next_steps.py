@@ -30,8 +30,7 @@ from archsearch.pipeline.climb.plan import confirm_seconds
 from archsearch.pipeline.climb.trainings import FIRST_GUESS_SPEED
 from archsearch.pipeline.confirm import LoadRequest
 from archsearch.pipeline.session import SearchSession
-from archsearch.report.page import search_command
-from archsearch.report.phrases import count_words, shell_path
+from archsearch.report.phrases import count_words, search_command, shell_path
 from archsearch.report.terminal.search import Kind, Step
 from archsearch.runs.run import WORKLOAD_FILE
 from archsearch.search import rungs

@@ -21,6 +21,7 @@ from archsearch.report.phrases import (
     objective_words,
     over_words,
     round_words,
+    search_command,
     shell_path,
     speedup_words,
     unprofiled_words,
@@ -28,7 +29,7 @@ from archsearch.report.phrases import (
 )
 from archsearch.report.reading import Shown, complete_trials, target_shape
 from archsearch.runs.confirmed import Confirmed, LoadRecord
-from archsearch.runs.run import Run
+from archsearch.runs.run import WORKLOAD_FILE, Run
 from archsearch.runs.tables import TextVerdict
 from archsearch.schedule import ranges_words
 from archsearch.search.space import SearchSpace
@@ -291,10 +292,13 @@ def _unfinished(run: Run, where: str) -> Headline:
     trained = len(list(run.path.glob("finalists/*/training.json")))
     if trained:
         lines.append(f"{trained} finalists have been trained (finalists/).")
-    given = [name for name in ("target", "gpu", "space") if run.arguments.get(name)]
-    options = " ".join(f"--{name} {shlex.quote(str(run.arguments[name]))}" for name in given)
-    command = f"archsearch search {options} --run {shell_path(run.path)}"
-    why = "Continue the search with the arguments it was started with (run.yaml lists them all)"
+    folder = None if run.arguments.get("gpu") else run.profile.get("folder")
+    asked = run.arguments | {"profile": folder}
+    command = search_command(asked, run.path / WORKLOAD_FILE)
+    if storage := asked.get("storage"):
+        command += f" --storage {shlex.quote(str(storage))}"
+    command += f" --run {shell_path(run.path)}"
+    why = "Continue the search with the arguments it was started with"
     return Headline(f"This search {where} has not finished.", lines, [(why, command)], None)
 
 
