@@ -12,6 +12,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import RoundKind
 from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import family
+from archsearch.drafts.heads import trained_heads
 from archsearch.engine_facts import EngineFacts
 from archsearch.engine_rounds import EngineRounds
 from archsearch.errors import ArchsearchError
@@ -136,9 +137,10 @@ def family_rows(ranked: Sequence[Score]) -> list[RankedFamily]:
     return found
 
 
-def check_independent(score: Score, what: str, run: Path) -> None:
+def check_independent(score: Score, what: str, run: Path, more: str = "") -> None:
     """Raise ArchsearchError where a rank is of a family for which `what` ("training", "confirming"
-    or "exporting") is not done by rank, with the command that does it where there is one."""
+    or "exporting") is not done by rank, with the command that can be run next where there is one:
+    that of `what`, which takes `more`, or the training of a head without weights."""
     if score.needs is not None and score.is_found:
         raise ArchsearchError(
             f"rank {score.rank} exists, {score.needs.hub_id}: download it and name it where a draft"
@@ -147,13 +149,16 @@ def check_independent(score: Score, what: str, run: Path) -> None:
         )
     if score.family == INDEPENDENT:
         return
-    command = {"training": "train", "confirming": "confirm", "exporting": "export"}[what]
     name = f"rank {score.rank} is of the family {score.family} ({score.proposer.label()})"
     if score.family in HEAD_FAMILIES or (score.family == "ngram" and what == "confirming"):
-        gamma = f" --gamma {score.gamma}" if what == "training" else ""
+        command = {"training": "train", "confirming": "confirm", "exporting": "export"}[what]
+        lacks = score.family != "ngram" and score.family not in trained_heads(run)
+        if lacks or what == "training":
+            command, more = "train", f" --gamma {score.gamma}"
         raise ArchsearchError(
-            f"{name}: such drafters are named by their family, not by rank: archsearch {command}"
-            f" {shell_path(run)} --family {score.family}{gamma}"
+            f"{name}: such drafters are named by their family, not by rank"
+            f"{', and this one has no weights yet' * lacks}: archsearch {command}"
+            f" {shell_path(run)} --family {score.family}{more}"
         )
     own = [each for each in open_run(run).scores() if each.family == INDEPENDENT]
     other = f"; rank {own[0].rank} is one: --rank {own[0].rank}" if own else ""

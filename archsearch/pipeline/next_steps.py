@@ -231,12 +231,11 @@ def _synthetic(session: SearchSession, belief: Belief) -> Iterator[Step]:
     request, target = session.request, session.target
     weights = bool(target.folder or target.weights or target.hub_id)
     able = engines_that(lambda row: row.synthesises and (row.dummy_weights or weights))
-    # Rounds at a given acceptance are run for drafts that are models of their own, of a rank that
-    # the run folder keeps.
+    # Rounds at a given acceptance are run for shapes of the run that are models of their own.
     models = [
         i
         for i, score in enumerate(belief.scores)
-        if score.drafter is None and (score.rank or 1) <= request.top
+        if score.drafter is None and not score.is_found and (score.rank or 1) <= request.top
     ]
     if not able or not models or belief.scores[models[0]].speedup.value <= 1.0:
         return
