@@ -144,8 +144,8 @@ def train(
     o.opt("--count", "How many prompts.", o.COUNT, 24),
     o.opt(
         "--synthetic",
-        "Random weights, draft tokens accepted by chance at the predicted rates: proves the shape"
-        " before it is trained.",
+        "Random weights, draft tokens accepted by chance at the predicted rates: proves an"
+        " independent draft before it is trained.",
         bool,
     ),
 )

@@ -355,9 +355,10 @@ _VERSION: Final = (
 )
 
 
-def common(several_engines: bool, *acceptance: Spec) -> Decorator:
+def common(several_engines: bool, *acceptance: Spec, one_batch: bool = True) -> Decorator:
     """Options of every command that scores: which latency and workload, as `asked`, and acceptance,
-    with more options of that. Several engines come as `engines` and `engine_versions`."""
+    with more options of that. Several engines come as `engines` and `engine_versions`; without
+    `one_batch` a load says how many requests run at once."""
     if several_engines:
         engine = (
             opt("--engine engines", f"{_SERVES} Repeat to compare.", PRICED, multiple=True),
@@ -422,10 +423,13 @@ def common(several_engines: bool, *acceptance: Spec) -> Decorator:
             Value("speed"),
         ),
     )
-    load = options(
-        "Load",
+    batch = (
         opt("--batch-size", "Sequences in one pass.", COUNT, 1),
         opt("--context context_len", "Tokens in the KV cache.", WHOLE, 256),
+    )
+    load = options(
+        "Load",
+        *(batch if one_batch else ()),
         opt(
             "--temperature",
             "0: greedy; above: sampling.",
@@ -495,7 +499,8 @@ def load_options(function: Function) -> Function:
 
 def set_by_user(name: str) -> bool:
     """Whether an option of the running command was given, not left at its default."""
-    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
+    source = click.get_current_context().get_parameter_source(name)
+    return source not in (None, ParameterSource.DEFAULT)
 
 
 def check_said_once(file: Path | None, **more: str) -> None:

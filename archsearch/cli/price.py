@@ -153,7 +153,7 @@ def _sweep(
     ),
 )
 @o.load_options
-@o.common(True, o.training_opts[0], o.budget_opt)
+@o.common(True, o.training_opts[0], o.budget_opt, one_batch=False)
 @o.json_option
 def traffic(as_json: bool, load: LoadRequest, **options: Any) -> None:
     """Drafts under a load: requests that run at once, time per token and to the first, and the rate
@@ -277,7 +277,7 @@ def acceptance(as_json: bool, **options: Any) -> None:
     o.opt("--draft", "What drafts: as in `estimate`.", o.DRAFT),
     o.gamma_opt,
 )
-@o.common(True, o.training_opts[0])
+@o.common(True, o.training_opts[0], one_batch=False)
 @o.json_option
 def bench_serve(as_json: bool, **options: Any) -> None:
     """Drive a running server with a load, with a draft and without, beside the prediction.

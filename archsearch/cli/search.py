@@ -184,7 +184,8 @@ def search(
         return emit(found, survey_text(found), as_json)
     result = pipeline.search(request, anyway=anyway)
     if note:
-        result = replace(result, notes=(*(result.notes or ()), f"rung 0 only: {note}"))
+        unused = f"nothing is trained, the time budget is not used: {note}"
+        result = replace(result, warnings=(unused, *result.warnings))
     emit(result, search_text(result, explain=explain), as_json)
     if result.refused:
         raise ArchsearchError(result.refused)

@@ -21,7 +21,7 @@ from archsearch.acceptance.measured import Trace
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import TrainedDraft, load_trained
 from archsearch.drafts.trainer import DraftTrainer
-from archsearch.engine_facts import engine_facts
+from archsearch.engine_facts import engine_facts, engines_that
 from archsearch.engines.engine import EnginePrompt, ModelSource, Sampling
 from archsearch.engines.measure.figures import (
     Results,
@@ -87,6 +87,13 @@ STOPPING: Final = "stopping"  # of the draft that stops where unsure
 USUAL_COUNT: Final = 24  # prompts
 
 
+def _check_rank(bench: Bench, score: Score) -> None:
+    """Raise ArchsearchError where a rank's family is confirmed by its name."""
+    able = engines_that(lambda row: score.family in row.confirms)
+    engine = bench.name if bench.name in able else next(iter(able), bench.name)
+    check_independent(score, "confirm", bench.session.run.path, f" --engine {engine}")
+
+
 @dataclass(frozen=True)
 class _Case:
     """A candidate, the engine that it runs in, and what predicts it there."""
@@ -104,7 +111,7 @@ class _Case:
         nothing."""
         run, name = bench.session.run, bench.name
         score = run.score(rank)
-        check_independent(score, "confirm", run.path)
+        _check_rank(bench, score)
         check_choice(bench.choice, name, **asked)
         scorer, words = bench.scorer
         engine_facts(name).check_draft(score.architecture, scorer.workload.tensor_parallel)
@@ -189,7 +196,8 @@ def confirm_rank(
     held-out text; and once more with the tau that the engine counted, which leaves the latency's
     error. Raises MissingDataError for a rank without weights.
     """
-    check_independent(session.run.score(rank), "confirm", session.run.path)
+    bench = Bench(session, choice or EngineChoice(), trainer)
+    _check_rank(bench, session.run.score(rank))
     named = f"{shell_path(session.run.path)} --rank {rank}"
     advice = (
         f"train it (archsearch train {named}), or prove its shape without (archsearch confirm"
@@ -197,7 +205,7 @@ def confirm_rank(
     )
     trained = trained_of(session, rank, advice)
     check_weights(session.target)
-    case = _Case.of(Bench(session, choice or EngineChoice(), trainer), rank)
+    case = _Case.of(bench, rank)
     bench = case.bench
     check_tokenizer(bench.trainer.tokenizer, case.folder)
     count = prompt_count or session.request.confirm_prompts

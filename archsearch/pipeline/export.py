@@ -61,7 +61,7 @@ def export_rank(
     engines = check_engines(engines)
     run = open_run(path)
     candidate = run.candidate(rank)
-    check_independent(candidate.score, "export", path)
+    check_independent(candidate.score, "export", path, f" --output {shell_path(output)}")
     train = f"archsearch train {shell_path(path)} --rank {rank}"
     if not candidate.has_weights and not allow_untrained:
         raise MissingDataError(

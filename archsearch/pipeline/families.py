@@ -27,6 +27,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Drafter, RoundKind
 from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import Found, family, found_for
+from archsearch.drafts.heads import trained_heads
 from archsearch.engine_facts import EngineFacts, engine_facts, shared_by
 from archsearch.engine_rounds import EngineRounds
 from archsearch.errors import ArchsearchError
@@ -157,9 +158,10 @@ def family_rows(ranked: Sequence[Score]) -> list[RankedFamily]:
     return found
 
 
-def check_independent(score: Score, command: str, run: Path) -> None:
+def check_independent(score: Score, command: str, run: Path, more: str = "") -> None:
     """Raise ArchsearchError where a rank is of a family for which a command (train, confirm or
-    export) is not done by rank, with the one that does it where there is one."""
+    export) is not done by rank, with the one that can be run next where there is one: it with
+    `more`, or the training of a head without weights."""
     what = f"{command}ing"
     if score.needs is not None and score.is_found:
         raise ArchsearchError(
@@ -171,10 +173,13 @@ def check_independent(score: Score, command: str, run: Path) -> None:
         return
     name = f"rank {score.rank} is of the family {score.family} ({score.proposer.label()})"
     if score.family in HEAD_FAMILIES or (score.family == "ngram" and command == "confirm"):
-        gamma = f" --gamma {score.gamma}" if command == "train" else ""
+        lacks = score.family != "ngram" and score.family not in trained_heads(run)
+        if lacks or command == "train":
+            command, more = "train", f" --gamma {score.gamma}"
         raise ArchsearchError(
-            f"{name}: such drafters are named by their family, not by rank: archsearch {command}"
-            f" {shell_path(run)} --family {score.family}{gamma}"
+            f"{name}: such drafters are named by their family, not by rank"
+            f"{', and this one has no weights yet' * lacks}: archsearch {command}"
+            f" {shell_path(run)} --family {score.family}{more}"
         )
     own = [each for each in open_run(run).scores() if each.family == INDEPENDENT]
     other = f"; rank {own[0].rank} is one: --rank {own[0].rank}" if own else ""

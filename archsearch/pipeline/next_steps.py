@@ -30,8 +30,7 @@ from archsearch.pipeline.climb.plan import confirm_seconds
 from archsearch.pipeline.climb.trainings import FIRST_GUESS_SPEED
 from archsearch.pipeline.confirm import LoadRequest
 from archsearch.pipeline.session import SearchSession
-from archsearch.report.page import search_command
-from archsearch.report.phrases import count_words, shell_path
+from archsearch.report.phrases import count_words, search_command, shell_path
 from archsearch.report.terminal.search import Kind, Step
 from archsearch.runs.run import WORKLOAD_FILE
 from archsearch.search import rungs
@@ -232,12 +231,11 @@ def _synthetic(session: SearchSession, belief: Belief) -> Iterator[Step]:
     request, target = session.request, session.target
     weights = bool(target.folder or target.weights or target.hub_id)
     able = engines_that(lambda row: row.synthesises and (row.dummy_weights or weights))
-    # Rounds at a given acceptance are run for drafts that are models of their own, of a rank that
-    # the run folder keeps.
+    # Rounds at a given acceptance are run for shapes of the run that are models of their own.
     models = [
         i
         for i, score in enumerate(belief.scores)
-        if score.drafter is None and (score.rank or 1) <= request.top
+        if score.drafter is None and not score.is_found and (score.rank or 1) <= request.top
     ]
     if not able or not models or belief.scores[models[0]].speedup.value <= 1.0:
         return

@@ -68,7 +68,7 @@ from archsearch.pipeline.workers import can_confirm_beside, confirm_job, workers
 from archsearch.profiles import find_profile, list_profiles, profile_roots
 from archsearch.progress import ProgressLine, human_time, say
 from archsearch.records import as_data, save
-from archsearch.report.phrases import shell_path
+from archsearch.report.phrases import latency_warning, shell_path
 from archsearch.report.terminal.search import Brought, Climbed, Searched, Survey, SurveyRow
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.lock import run_lock
@@ -241,6 +241,7 @@ def outcome(
     write_engines(session)
     report = write_report(session.run, session)
     groups = session.groups(ranked)
+    unprofiled = filter(None, [latency_warning(source.words, session.target.name)])
     priced = [(f"rank {score.rank}", session.scorer_of(score), score) for score in ranked]
     better = (remedied(source.rounds, *each[1:]) for each in priced)
     over = [
@@ -254,7 +255,7 @@ def outcome(
         device=source.device.key,
         by=served_by(source),
         free_layers=free_layers(scorer, ranked[0]) if ranked else None,
-        warnings=tuple(warnings_of(source, priced)),
+        warnings=(*unprofiled, *warnings_of(source, priced)),
         latency=source.words,
         dtype=source.dtype,
         weights=source.profile.get("weights"),

@@ -199,10 +199,10 @@ def serve_command(
 ) -> str | None:
     """The command that serves `target` as a run priced it, or as `remedied`, on `ranks` devices,
     with a drafter that one can have today; None where that takes more than a command of vLLM or
-    SGLang."""
+    SGLang on a GPU: vLLM's builds for CPUs do not start so."""
     needs, drafter = option.score.needs, option.score.proposer
     target = made_for(option.hub_id) or target
-    if needs is None or needs.kind == "training":
+    if needs is None or needs.kind == "training" or run.on_cpu:
         return None
     engine, family = str(run.arguments.get("engine") or "vllm"), drafter.family
     what = (Path(option.hub_id), target, option.gamma, str(run.profile.get("dtype")))

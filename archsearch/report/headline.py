@@ -21,6 +21,7 @@ from archsearch.report.phrases import (
     objective_words,
     over_words,
     round_words,
+    search_command,
     shell_path,
     speedup_words,
     unprofiled_words,
@@ -28,7 +29,7 @@ from archsearch.report.phrases import (
 )
 from archsearch.report.reading import Shown, complete_trials, target_shape
 from archsearch.runs.confirmed import Confirmed, LoadRecord
-from archsearch.runs.run import Run
+from archsearch.runs.run import WORKLOAD_FILE, Run
 from archsearch.runs.tables import TextVerdict
 from archsearch.schedule import ranges_words
 from archsearch.search.space import SearchSpace
@@ -97,7 +98,8 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
             " confirm more than one."
         )
     lines += _edge_lines(run, lead)
-    independent = next((item.rank for item in found if item.score.drafter is None), None)
+    shapes = (item for item in found if item.score.drafter is None and not item.hub_id)
+    independent = next((item.rank for item in shapes if item.score.speedup.value > 1.0), None)
     return Headline(answer + ".", lines, _next(run, lead, stated.value > 1.0, independent), lead)
 
 
@@ -291,10 +293,13 @@ def _unfinished(run: Run, where: str) -> Headline:
     trained = len(list(run.path.glob("finalists/*/training.json")))
     if trained:
         lines.append(f"{trained} finalists have been trained (finalists/).")
-    given = [name for name in ("target", "gpu", "space") if run.arguments.get(name)]
-    options = " ".join(f"--{name} {shlex.quote(str(run.arguments[name]))}" for name in given)
-    command = f"archsearch search {options} --run {shell_path(run.path)}"
-    why = "Continue the search with the arguments it was started with (run.yaml lists them all)"
+    folder = None if run.arguments.get("gpu") else run.profile.get("folder")
+    asked = run.arguments | {"profile": folder}
+    command = search_command(asked, run.path / WORKLOAD_FILE)
+    if storage := asked.get("storage"):
+        command += f" --storage {shlex.quote(str(storage))}"
+    command += f" --run {shell_path(run.path)}"
+    why = "Continue the search with the arguments it was started with"
     return Headline(f"This search {where} has not finished.", lines, [(why, command)], None)
 
 
@@ -319,7 +324,7 @@ def _served_lines(run: Run, lead: Shown) -> list[str]:
     return [" ".join(parts)] if parts else []
 
 
-def _next_of_existing(run: Run, lead: Shown, proof: Steps) -> Steps:
+def _next_of_existing(run: Run, lead: Shown) -> Steps:
     """What can be done with a drafter that can be downloaded: nothing of it need be trained."""
     if lead.score.drafter is not None:
         return _schedule_step(run, lead)
@@ -328,7 +333,7 @@ def _next_of_existing(run: Run, lead: Shown, proof: Steps) -> Steps:
     target = shlex.quote(str(asked.get("target", "")))
     measure = f"archsearch acceptance --target {target} --draft {shlex.quote(lead.hub_id)}{prompts}"
     words = "Measure how much of it the target accepts (needs both weights)"
-    return [*proof, (words, measure), *_schedule_step(run, lead)]
+    return [(words, measure), *_schedule_step(run, lead)]
 
 
 def _schedule_step(run: Run, lead: Shown) -> Steps:
@@ -343,7 +348,7 @@ def _schedule_step(run: Run, lead: Shown) -> Steps:
 
 def _next_of_family(run: Run, lead: Shown, independent: int | None) -> Steps:
     """What can be done with a lead that is no independent draft; `independent`: the best rank that
-    is one."""
+    is a shape of one and is predicted to pay."""
     steps, train = _schedule_step(run, lead), f"archsearch train {shell_path(run.path)}"
     family, gamma = lead.score.family, lead.score.gamma
     facts, here = ENGINES.get(lead.score.engine or ""), run.on_cpu
@@ -394,19 +399,17 @@ def _next(run: Run, lead: Shown, pays: bool, independent: int | None = None) -> 
     if lead.has_weights:
         other = [then_export] if pays else [] if held else [(f"Or t{further}", train)]
         return [("Measure it in the engine", confirm), *other]
+    if lead.hub_id:
+        return _next_of_existing(run, lead)
     able = asked is not None and asked.synthesises and asked.dummy_weights
     proves = able and not lead.loads and pays
-    proof = f"{confirm} --synthetic"
-    if lead.hub_id:
-        words = "Run its real cycle, with random weights, at the predicted alpha"
-        return _next_of_existing(run, lead, [(words, proof)] if proves else [])
     shape = "Prove the shape before training it: its real cycle, at the predicted alpha"
     weights = (
         "Give the draft weights, distilled from the target (needs the target's weights; on"
         f" {run.device or 'the device'})"
     )
     return [
-        *([(shape, proof)] if proves else []),
+        *([(shape, f"{confirm} --synthetic")] if proves else []),
         (weights, train),
         *([("Then measure it in the engine", confirm), then_export] if pays else []),
     ]

@@ -6,7 +6,6 @@ import html
 import json
 import re
 import secrets
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,14 +26,13 @@ from archsearch.report.families import section_families
 from archsearch.report.headline import Headline
 from archsearch.report.learning import section_ladder, section_learning, section_rungs
 from archsearch.report.load import section_load, section_schedule
-from archsearch.report.phrases import hub_name, shell_path
+from archsearch.report.phrases import hub_name, search_command, shell_path
 from archsearch.report.plots import section_plots
 from archsearch.report.predicted import section_batch, section_elsewhere, section_time, section_why
 from archsearch.report.reading import Reading, Shown, complete_trials, read_run
 from archsearch.report.section import Section, Table, charts_of, text_cell
 from archsearch.runs.run import WORKLOAD_FILE, Run
 from archsearch.runs.tables import Curves
-from archsearch.workload import MEMORY_FRACTION
 
 
 @dataclass(frozen=True)
@@ -272,48 +270,6 @@ def _known_error(profile: Mapping[str, object]) -> str:
     if parts := [f"{name} {error:.1%}" for name, error in draft_step_errors(known).items()]:
         return f"; known error of a draft step as checked: {', '.join(parts)}"
     return "; never checked"
-
-
-# The defaults of `search`, in the order of its command; None: nothing.
-USUAL: Final[dict[str, object]] = {
-    **dict.fromkeys(("target", "gpu", "profile", "workload")),
-    **{"batch_size": 1, "context": 256, "temperature": 0.0, "draft_tensor_parallel": None},
-    **{"memory_fraction": MEMORY_FRACTION, "routing_skew": None, "tensor_parallel": None},
-    **dict.fromkeys(("dtype", "mode", "engine", "engine_version", "domain", "space")),
-    **dict.fromkeys(("prompts", "heldout", "text")),
-    **{"answer_tokens": 96, "seed": 0, "trials": 300, "top": 5, "sampler": "auto"},
-    **{"alpha": "prior", "confirm": 0, "finalists": 3, "confirm_prompts": 24},
-}
-# Arguments whose options have another name; None: those that are none, or follow from the rest.
-OPTIONS: Final[dict[str, str | None]] = {
-    "time_budget_s": "time-budget",
-    "training_budget_s": "training-budget",
-    "families": "family",
-    "engine_options": "engine-option",
-    "storage": None,
-    "max_gamma": None,
-}
-_SEVERAL: Final = ("families", "engine_options")
-
-
-def search_command(arguments: Mapping[str, object], workload: Path | None = None) -> str:
-    """`archsearch search ...` with every option that differs from its default; `workload`: where
-    the mix of the search lies, where it was given one."""
-    asked = {name: arguments[name] for name in USUAL if name in arguments} | dict(arguments)
-    usual = USUAL | {"domain": "narrow" if asked.get("prompts") else "chat"}
-    if asked.get("workload"):  # whose parts say batch and context
-        asked |= {"workload": workload, "batch_size": None, "context": None}
-    if not asked.get("confirm"):
-        asked["time_budget_s"] = None
-    words = ["archsearch", "search"]
-    for name, value in asked.items():
-        option = OPTIONS.get(name, name.replace("_", "-"))
-        if option is None or value is None or value == usual.get(name):
-            continue
-        for each in str(value).split() if name in _SEVERAL else [value]:
-            seconds = name.endswith("budget_s")
-            words += [f"--{option}", f"{value:g}s" if seconds else str(each)]
-    return shlex.join(words)
 
 
 def section_reproduce(run: Run) -> Section:

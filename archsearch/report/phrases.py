@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,7 +20,7 @@ from archsearch.runs.confirmed import Confirmed, Judged
 from archsearch.runs.tables import EngineComparison
 from archsearch.search.objective import MixScore, Score
 from archsearch.traffic.mix import LoadPart, Mix
-from archsearch.workload import Workload
+from archsearch.workload import MEMORY_FRACTION, Workload
 
 # What the sources of an Estimate mean to a reader.
 SOURCES: Final = {
@@ -340,3 +341,45 @@ def objective_words(mix: MixScore) -> str:
     return f"{mix.objective} over the mix {mix.value:,.4g}{unit}{own}" + "".join(
         f"; breaks {text}" for text in mix.broken_limits
     )
+
+
+# The defaults of `search`, in the order of its command; None: nothing.
+USUAL: Final[dict[str, object]] = {
+    **dict.fromkeys(("target", "gpu", "profile", "workload")),
+    **{"batch_size": 1, "context": 256, "temperature": 0.0, "draft_tensor_parallel": None},
+    **{"memory_fraction": MEMORY_FRACTION, "routing_skew": None, "tensor_parallel": None},
+    **dict.fromkeys(("dtype", "mode", "engine", "engine_version", "domain", "space")),
+    **dict.fromkeys(("prompts", "heldout", "text")),
+    **{"answer_tokens": 96, "seed": 0, "trials": 300, "top": 5, "sampler": "auto"},
+    **{"alpha": "prior", "confirm": 0, "finalists": 3, "confirm_prompts": 24},
+}
+# Arguments whose options have another name; None: those that are none, or follow from the rest.
+OPTIONS: Final[dict[str, str | None]] = {
+    "time_budget_s": "time-budget",
+    "training_budget_s": "training-budget",
+    "families": "family",
+    "engine_options": "engine-option",
+    "storage": None,
+    "max_gamma": None,
+}
+_SEVERAL: Final = ("families", "engine_options")
+
+
+def search_command(arguments: Mapping[str, object], workload: Path | None = None) -> str:
+    """`archsearch search ...` with every option that differs from its default; `workload`: where
+    the mix of the search lies, where it was given one."""
+    asked = {name: arguments[name] for name in USUAL if name in arguments} | dict(arguments)
+    usual = USUAL | {"domain": "narrow" if asked.get("prompts") else "chat"}
+    if asked.get("workload"):  # whose parts say batch and context
+        asked |= {"workload": workload, "batch_size": None, "context": None}
+    if not asked.get("confirm"):
+        asked["time_budget_s"] = None
+    words = ["archsearch", "search"]
+    for name, value in asked.items():
+        option = OPTIONS.get(name, name.replace("_", "-"))
+        if option is None or value is None or value == usual.get(name):
+            continue
+        for each in str(value).split() if name in _SEVERAL else [value]:
+            seconds = name.endswith("budget_s")
+            words += [f"--{option}", f"{value:g}s" if seconds else str(each)]
+    return shlex.join(words)

@@ -32,6 +32,7 @@ def test_estimate(world: Path) -> None:
     )
     text = call(*arguments, "--explain").stdout
     assert "speed-up" in text and "Note" not in text and "profile" in text
+    assert "archsearch acceptance" in text and "archsearch search" not in text
     result = last_json(call(*arguments, "--json"))
     (entry,) = result["drafts"]
     assert entry["alpha"] == {"value": 0.7, "std": 0.0, "source": "given"}

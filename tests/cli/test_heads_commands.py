@@ -21,10 +21,10 @@ from archsearch.drafters.forms import speculators_config
 from archsearch.drafters.lookup import NGram
 from archsearch.drafts.heads import find_head
 from archsearch.engines import registry
-from archsearch.errors import MissingDataError
+from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.pipeline import SearchSession, heads
-from archsearch.pipeline.families import FamilySpaces
+from archsearch.pipeline.families import FamilySpaces, check_independent
 from archsearch.pipeline.heads import compare_families, head_score, served_gamma
 from archsearch.pipeline.side_by_side import order_of
 from archsearch.pipeline.untrained import with_replays
@@ -370,7 +370,16 @@ def test_exports_that_cannot_be_are_refused(with_heads: Path) -> None:
     assert "medusa heads are not exported for llama.cpp" in refused(
         "export", "runs/a", "--family", "medusa", "--output", "out/x", "--for", "llama.cpp"
     )
+    score: Any = SimpleNamespace(
+        needs=None, rank=2, family="medusa", gamma=3, proposer=SimpleNamespace(label=lambda: "m")
+    )
+    command = "archsearch export runs/a --family medusa --output out"
+    with pytest.raises(ArchsearchError, match=f"not by rank: {command}$"):
+        check_independent(score, "exporting", Path("runs/a"), " --output out")
     shutil.rmtree(with_heads / "runs/a/heads/medusa")
+    command = "archsearch train runs/a --family medusa --gamma 3"
+    with pytest.raises(ArchsearchError, match=f"no weights yet: {command}$"):
+        check_independent(score, "exporting", Path("runs/a"), " --output out")
     assert "train it first" in refused(
         "export", "runs/a", "--family", "medusa", "--output", "out/x"
     )

@@ -223,6 +223,8 @@ def test_what_the_file_says_is_not_said_again(files: Path) -> None:
         *SEARCH, "--context", "64"
     )
     assert "--output-tokens" in refused("traffic", *ESTIMATE[1:], *mixed, "--output-tokens", "9")
+    rate = ("--requests-per-second", "1", "--batch-size", "8")
+    assert "No such option '--batch-size'" in refused("traffic", *ESTIMATE[1:], *rate)
     assert "--prompt-tokens" in refused(
         "traffic", *ESTIMATE[1:], "--trace", "t.jsonl", "--prompt-tokens", "512"
     )

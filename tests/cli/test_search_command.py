@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -108,7 +109,9 @@ def test_a_killed_search_continues(world: Path, shipped_profiles: Path) -> None:
     assert not (world / "runs" / "a" / "trials.csv").exists()  # killed half-way
     assert "none yet" in call("list", "runs").stdout
     assert "search has not finished" in refused("export", "runs/a", "--output", "out")
-    result = last_json(call(*SEARCH, "--run", "runs/a", "--json"))
+    command = call("report", "runs/a").stdout.splitlines()[-3].strip()
+    assert command.startswith("archsearch search ") and command.endswith(" --run runs/a")
+    result = last_json(call(*shlex.split(command)[1:], "--trials", "24", "--json"))
     assert result["trials"] >= 24 and result["best"]
     text = (world / "runs" / "a" / "trials.csv").read_text()
     assert "RUNNING" not in text

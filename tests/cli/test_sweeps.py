@@ -44,6 +44,13 @@ def test_a_sweep_over_batch_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
     picture = Path("c.svg").read_text(encoding="utf-8")
     assert "wide-796m" in picture and "sheared-llama-1.3b" in picture and "speed-up, x" in picture
+    assert text.startswith("wide-796m: ")
+
+
+def test_each_headline_of_several_engines_names_its_own() -> None:
+    asked = ("--sweep", "batch", "--range", "1:8:2", "--engine", "vllm", "--engine", "sglang")
+    first, second, *_ = call(*ESTIMATE, *asked, "--alpha", "0.7").stdout.splitlines()
+    assert first.startswith("wide-796m, vllm 0.") and second.startswith("wide-796m, sglang 0.")
 
 
 def test_memory_is_told(tmp_path: Path) -> None:

@@ -175,7 +175,9 @@ def test_today_and_the_budget_are_named_with_their_price() -> None:
 
 def asked(quantise: str = "", **arguments: Any) -> Run:
     """A run of which only what was asked for is looked at."""
-    return Run(Path(), {"arguments": arguments, "profile": {"quantise": quantise}})
+    device = {"kind": arguments.pop("kind", "gpu")}
+    profile = {"quantise": quantise}
+    return Run(Path(), {"arguments": arguments, "profile": profile, "device": device})
 
 
 def test_the_command_that_serves_what_exists_is_one_that_vllm_reads() -> None:
@@ -198,6 +200,7 @@ def test_the_command_that_serves_what_exists_is_one_that_vllm_reads() -> None:
     assert (
         serve_command(DRAFTS[0], asked(), "t", 1) is None
         and serve_command(EXISTS, asked(engine="tensorrt-llm"), "t", 1) is None
+        and serve_command(EXISTS, asked(engine="vllm", kind="cpu"), "t", 1) is None
     )
 
 

@@ -22,7 +22,8 @@ from archsearch.report.chart_files import chart_csv, drawn, named_tables
 from archsearch.report.chart_page import plotly_figure, scripts
 from archsearch.report.charts import Chart, Series, depth_colour
 from archsearch.report.learning import ladders
-from archsearch.report.page import anchors, html_page, page_of, search_command, write_figures
+from archsearch.report.page import anchors, html_page, page_of, write_figures
+from archsearch.report.phrases import search_command
 from archsearch.report.plots import PlottedTrial, pareto_front
 from archsearch.report.predicted import stops_words
 from archsearch.report.reading import read_run

@@ -310,7 +310,7 @@ def test_the_page_stands_alone_in_every_state(tmp_path, state):
             "unfinished",
             "has not finished",
             "Nothing is ranked yet",
-            "archsearch search --target smollm2-135m",
+            "archsearch search --target smollm2-135m --gpu cpu --domain narrow --space demo --run ",
         ),
         ("searched", "x predicted", "Not confirmed: no draft has weights", "archsearch train"),
         ("trained", "x predicted", "no engine has run it", "archsearch confirm"),

@@ -61,6 +61,15 @@ class Swept(Asked):
     gamma: int | None
     curves: tuple[DraftCurve, ...]
 
+    @property
+    def names(self) -> list[str]:
+        """Of the curves: the draft, with its engine where there are several."""
+        engines = [f"{each.by.engine} {each.by.engine_version or ''}" for each in self.curves]
+        drafts = [each.draft for each in self.curves]
+        if len(set(engines)) < 2:
+            return drafts
+        return [f"{draft}, {by}".rstrip() for draft, by in zip(drafts, engines, strict=True)]
+
 
 def curves_text(result: Swept) -> str:
     """What `estimate --sweep` prints."""
@@ -71,10 +80,11 @@ def curves_text(result: Swept) -> str:
         f"gamma {result.gamma}" if result.gamma and axis != "gamma" else "",
         f"tensor parallel {work.tensor_parallel}",
     ]
+    named = zip(result.names, result.curves, strict=True)
     given = "given" if result.prior == "given" else f"the prior ({result.prior})"
     lines = wrapped(
         [
-            *(f"{item.draft}: {_verdict(item.curve, axis)}" for item in result.curves),
+            *(f"{name}: {_verdict(item.curve, axis)}" for name, item in named),
             f"Target {result.target} on {result.device}, {result.dtype_words},"
             f" {', '.join(filter(None, fixed))}; over {WORDS[axis]}.",
         ]
@@ -181,10 +191,7 @@ def plot_curves(result: Swept, path: Path) -> None:
     check_plot(path)
     gains: list[Series] = []
     rates: list[Series] = []
-    engines = len({item.by.served for item in result.curves})
-    for number, item in enumerate(result.curves):
-        version = f"{item.by.engine} {item.by.engine_version or ''}".rstrip()
-        name = item.draft + (f", {version}" if engines > 1 else "")
+    for number, (name, item) in enumerate(zip(result.names, result.curves, strict=True)):
         look = {"colour": colour(number), "symbol": None}
         points = item.curve.points
         mark = {"symbol": "circle" if len(points) < 40 else None, "size": 4.0, "band": True}

@@ -27,7 +27,6 @@ OVER_MIX = (
     "Speed-up, time per token: over the mix; the other numbers of the first table: of its heaviest"
     " part"
 )
-NEXT = "measure alpha with your own text (archsearch search --confirm 1), or give it with --alpha"
 TIES = (
     "Drafts of one group cannot be told apart by these error bars. draft ms: all gamma tokens of a"
     " round."
@@ -249,7 +248,7 @@ def _explained(result: Estimated) -> str:
     lines += [f"{row.words}." for row in result.differences]
     lines += result.prompts_words()
     lines += [f"WARNING: {text}." for text in result.warnings]
-    return "\n".join([*lines, *result.notes(), f"Next: {NEXT}."])
+    return "\n".join([*lines, *result.notes()])
 
 
 def _one_engine(entries: Sequence[Entry]) -> list[str]:

@@ -36,7 +36,6 @@ from archsearch.report.phrases import (
     AskedOver,
     ServedBy,
     hub_name,
-    latency_warning,
     mix_words,
     over_words,
     shell_path,
@@ -207,17 +206,17 @@ def search_text(result: Searched, *, explain: bool) -> str:
         hours = hours_words(result.training_budget.gpu_hours, unit)
         rests_on += f" Drafters to be trained are given {hours} (--training-budget)."
     above.insert(1, rests_on)
-    unprofiled = latency_warning(result.latency, result.target)
-    warnings = [*([unprofiled] if unprofiled else []), *result.warnings, *reading.problems]
-    above += [f"WARNING: {text}." for text in warnings[:2]]
+    said = [f"WARNING: {text}." for text in (*result.warnings, *reading.problems)]
     why, command = _next_step(result, run, options, head.next)
     below = [
         *wrapped([f"{why}:"]),
         *(line if line.startswith(" ") else f"  {line}" for line in command.splitlines()),
         f"More: --explain, or archsearch report {shell_path(run.path)}",
     ]
-    lines = wrapped(above)
+    lines, second = wrapped([*above, *said[:1]]), wrapped(said[1:2])
     room = SCREEN - len(lines) - len(below) - 5  # blank lines, header, rule and marks of the table
+    if room >= LEAST_ROWS + len(second):
+        lines, room = lines + second, room - len(second)
     table_lines = rows_text(options, unit, max(LEAST_ROWS, min(MOST_ROWS, room)))
     text = "\n".join([*lines, "", *table_lines, "", *below])
     return f"{text}\n\n{explained_text(result, run, reading)}" if explain else text
