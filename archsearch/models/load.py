@@ -167,14 +167,15 @@ class LoadedTarget:
         return self._models[name]
 
     def fast_dtype(self) -> str:
-        """The dtype in which much text is written: bfloat16 instead of float32 where the device
-        multiplies faster in it and memory has room for a second copy of the weights, else the run's
-        own."""
+        """The dtype in which much text is written: of float32 and bfloat16 the one in which the
+        device multiplies faster, where memory has room for a second copy of the weights, else the
+        run's own."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         fits = 2 * parameters(self.ref.architecture) <= COPY_SHARE * memory
-        exact = torch_dtype(self.dtype) == torch.float32
-        faster = exact and native_bf16(torch.device(self.device))
-        return "bfloat16" if fits and faster else self.dtype
+        native, own = native_bf16(torch.device(self.device)), torch_dtype(self.dtype)
+        if fits and native and own == torch.float32:
+            return "bfloat16"
+        return "float32" if fits and not native and own == torch.bfloat16 else self.dtype
 
     @property
     def config(self) -> object:

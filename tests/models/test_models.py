@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import from_hf_config
 from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.models import load
 from archsearch.models.drafts import (
     TrimmedHead,
     build_draft,
@@ -236,3 +237,22 @@ def test_tokenizers_differ() -> None:
     other = make_tokenizer(["a", "c", "b", "d", "e"])
     assert tokenizers_differ(ours, other) == ["'b': 1 != 2", "'c': 2 != 1", "'e': absent != 4"]
     assert len(tokenizers_differ(ours, make_tokenizer(["a", "c", "b", "d", "e"]), limit=2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("native", "own", "fast"),
+    [
+        (True, "float32", "bfloat16"),
+        (True, "bfloat16", "bfloat16"),
+        (False, "float32", "float32"),
+        (False, "bfloat16", "float32"),  # 64 rows of an answer take 4 times as long in bfloat16
+        (False, "float16", "float16"),
+        (False, "q8_0", "q8_0"),
+    ],
+)
+def test_much_text_is_written_in_what_the_device_multiplies_faster(
+    monkeypatch: pytest.MonkeyPatch, native: bool, own: str, fast: str
+) -> None:
+    monkeypatch.setattr(load, "native_bf16", lambda device: native)
+    target = TargetRef("t", ARCH)
+    assert load.LoadedTarget(target, own).fast_dtype() == fast
