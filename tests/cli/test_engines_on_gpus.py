@@ -325,7 +325,7 @@ def test_an_engine_that_archsearch_does_not_run_ranks_and_says_who_confirms(runs
     result = last_json(
         call(*SEARCH, "--engine", "sglang", "--time-budget", "15m", "--run", "runs/more", "--json")
     )
-    assert any("does not run SGLang" in note for note in result["notes"])
+    assert any("does not run SGLang" in text for text in result["warnings"])
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])

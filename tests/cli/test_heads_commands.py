@@ -375,11 +375,11 @@ def test_exports_that_cannot_be_are_refused(with_heads: Path) -> None:
     )
     command = "archsearch export runs/a --family medusa --output out"
     with pytest.raises(ArchsearchError, match=f"not by rank: {command}$"):
-        check_independent(score, "exporting", Path("runs/a"), " --output out")
+        check_independent(score, "export", Path("runs/a"), " --output out")
     shutil.rmtree(with_heads / "runs/a/heads/medusa")
     command = "archsearch train runs/a --family medusa --gamma 3"
     with pytest.raises(ArchsearchError, match=f"no weights yet: {command}$"):
-        check_independent(score, "exporting", Path("runs/a"), " --output out")
+        check_independent(score, "export", Path("runs/a"), " --output out")
     assert "train it first" in refused(
         "export", "runs/a", "--family", "medusa", "--output", "out/x"
     )
