@@ -243,7 +243,9 @@ def outcome(
     groups = session.groups(ranked)
     unprofiled = filter(None, [latency_warning(source.words, session.target.name)])
     priced = [(f"rank {score.rank}", session.scorer_of(score), score) for score in ranked]
-    better = (remedied(source.rounds, *each[1:]) for each in priced)
+    better = tuple(filter(None, (remedied(source.rounds, *each[1:]) for each in priced)))
+    quicker = {each.rank for each in better if each.speedup.value > ranked[0].speedup.value}
+    told = [each for each in priced if each is priced[0] or each[2].rank in quicker]
     over = [
         f"{space.family} is left out: {none_within(session, [counted])}"
         for space, counted in zip(session.families.spaces, result.spaces, strict=True)
@@ -255,7 +257,7 @@ def outcome(
         device=source.device.key,
         by=served_by(source),
         free_layers=free_layers(scorer, ranked[0]) if ranked else None,
-        warnings=(*unprofiled, *warnings_of(source, priced)),
+        warnings=(*unprofiled, *warnings_of(source, told)),
         latency=source.words,
         dtype=source.dtype,
         weights=source.profile.get("weights"),
@@ -270,7 +272,7 @@ def outcome(
         invalid=result.invalid,
         scored=result.spaces,
         regrets=result.regrets,
-        remedied=tuple(filter(None, better)),
+        remedied=better,
         best=tuple(ranked),
         rivals=() if request.confirm else tuple(rivals(scorer, result.best)),
         next=() if confirmed else tuple(next_steps(session, in_run(result.best, ranked))),
