@@ -194,7 +194,7 @@ def _adaptive(
     CUDA graphs (so on any CPU)."""
     facts, rounds = engine_facts(asked.engine), asked.scorer.latency.rounds
     most = largest_gamma(schedule.ranges, 0)
-    able = [gamma for gamma in sorted(schedule.points[0].by_gamma) if gamma <= most]
+    able = [gamma for gamma in sorted(schedule.points[0].by_gamma) if 0 < gamma <= most]
     if asked.drafter.family not in facts.adaptive or rounds is None or rounds.eager or not able:
         return None
     if Version(rounds.version) < Version(facts.adaptive_since):
@@ -212,7 +212,7 @@ def _adaptive(
         gamma: [adaptive_speedup(local, draft, taus[gamma], gamma) for _, local in places]
         for gamma in able
     }
-    fixed = {gamma: [point.by_gamma[gamma] for point, _ in places] for gamma in able if gamma}
+    fixed = {gamma: [point.by_gamma[gamma] for point, _ in places] for gamma in able}
     gamma, one = (max(of, key=lambda each: min(gains_of(of[each]))) for of in (found, fixed))
     points, gains = list[AdaptivePoint](), gains_of(found[gamma])
     for (point, _), speed in zip(places, found[gamma], strict=True):
