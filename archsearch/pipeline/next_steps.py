@@ -30,6 +30,7 @@ from archsearch.pipeline.climb.plan import confirm_seconds
 from archsearch.pipeline.climb.trainings import FIRST_GUESS_SPEED
 from archsearch.pipeline.confirm import LoadRequest
 from archsearch.pipeline.session import SearchSession
+from archsearch.pipeline.training_budget import TRAINING_SHARE, training_peak
 from archsearch.report.phrases import count_words, search_command, shell_path
 from archsearch.report.terminal.search import Kind, Step
 from archsearch.runs.run import WORKLOAD_FILE
@@ -62,8 +63,6 @@ SIDE_BY_SIDE: Final = 16
 written together."""
 LOAD_BYTES_PER_S: Final = 1e9
 """Assumed, of weights from a disk."""
-GPU_TRAINING_SHARE: Final = 0.3
-"""Assumed: training's share of a GPU's peak."""
 SHOWN_LEAST: Final = 0.001
 
 
@@ -220,9 +219,9 @@ def _training_speed(session: SearchSession, belief: Belief) -> tuple[float, str]
     device = session.source.device
     if device.kind == "cpu":
         return FIRST_GUESS_SPEED, f"{FIRST_GUESS_SPEED:.0f} training tokens/s assumed"
-    peak = max(device.flops_per_s.values())
-    speed = GPU_TRAINING_SHARE * peak / (6.0 * parameters(belief.scores[0].architecture))
-    share = f"{GPU_TRAINING_SHARE:.0%} of the GPU's peak"
+    peak = TRAINING_SHARE * training_peak(device)
+    speed = peak / (6.0 * belief.scores[0].proposer.training_parameters)
+    share = f"{TRAINING_SHARE:.0%} of the GPU's peak"
     return speed, f"{speed:.0f} training tokens/s assumed ({share})"
 
 
