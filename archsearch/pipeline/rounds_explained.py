@@ -55,8 +55,8 @@ def warnings_of(source: LatencySource, priced: Sequence[tuple[str, Scorer, Score
 
 
 def _without_graphs(rounds: EngineRounds, priced: Sequence[tuple[str, Scorer, Score]]) -> list[str]:
-    """That drafts run without graphs, what mends it, and what the draft that gains most would gain;
-    nothing where none gains."""
+    """That drafts run without graphs, what mends it, and what the draft that is then the fastest
+    would gain; nothing where none gains."""
     kind = "independent drafts" if rounds.drafter == "draft_model" else "such drafters"
     text = (
         f"{rounds.engine} {rounds.version} runs {kind} without CUDA graphs"

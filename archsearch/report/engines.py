@@ -92,19 +92,20 @@ def _kinds(ways: Sequence[Way]) -> set[tuple[str, str]]:
     return {(way.engine, way.dtype) for way in ways}
 
 
-def _unpriced(reading: Reading) -> dict[str, str]:
-    """Engines of which nothing is known here, each with the command that measures them."""
+def _unpriced(reading: Reading, ways: Sequence[Way]) -> dict[str, str]:
+    """Engines of which `ways` know nothing, each with the command that measures them."""
     if reading.engines is None:
         return {}
+    known = {way.engine for way in ways}
     own = {way.engine: way.profile_first for way in reading.engines.ways if way.profile_first}
-    ran = {way.engine for way in ways_of(reading)}
-    return {**reading.engines.missing, **{name: own[name] for name in own if name not in ran}}
+    return {**reading.engines.missing, **{name: own[name] for name in own if name not in known}}
 
 
 def fastest_lines(reading: Reading, dtype: str) -> list[str]:
     """The fastest way at the run's precision, measured where any was, and what is predicted to be
     faster; [] where there is one way's worth of engines."""
-    ways, unpriced = ways_of(reading), _unpriced(reading)
+    ways = ways_of(reading)
+    unpriced = _unpriced(reading, ways)
     own = [way for way in ways if way.dtype == dtype]
     each = "; ".join(f"{engine_title(name)}: {command}" for name, command in unpriced.items())
     missing = [f"Not compared, not profiled in {dtype} here ({each})."] if each else []
