@@ -145,7 +145,6 @@ def sentences(
     options: Sequence[Shown],
     where: str,
     unit: str,
-    budget_hours: float | None,
     remedied: Sequence[Remedied] = (),
 ) -> list[str]:
     """The verdict, what one can have today, also by a switch, and the best that the budget buys."""
@@ -171,7 +170,7 @@ def sentences(
         gain = f"{bought.name}, gamma {bought.gamma}: {gain_words(bought.gain)} predicted"
     if bought is not None and bought.score.needs is not None:
         needs = bought.score.needs
-        spent = hours_words(needs.gpu_hours if budget_hours is None else budget_hours, unit)
+        spent = hours_words(needs.gpu_hours, unit)
         have = [] if today is None else [today.gain.value]
         have += [switched[1].speedup.value] if switched is not None else []
         gains = [each.speedup.value for each in remedied if each.rank == bought.rank]

@@ -194,7 +194,7 @@ def _opening(run: Run, head: Headline, options: Sequence[Shown], curves: Curves 
             sure = f"{low:.2f}x to {high:.2f}x (5 to 95 %), {how}"
             number = (f"{option.gain.value:.2f}x", sure)
         if not any(each.has_weights for each in options):
-            above = [*head.lines[:1], *sentences(options, "", unit_of(run.device), None)[1:]]
+            above = [*head.lines[:1], *sentences(options, "", unit_of(run.device))[1:]]
         serve = _serve(run, options, curves)
     more = Section("How sure, and what it rests on", words=head.lines[1:], folded=True)
     answer = Section(words=above, parts=[more])

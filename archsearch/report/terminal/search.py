@@ -187,7 +187,6 @@ def search_text(result: Searched, *, explain: bool) -> str:
     if not options:
         return explained_text(result, run, reading)
     head = headline(run, options)
-    budget = result.training_budget
     unit = unit_of(run.device)
     where = f"for {result.target} on {result.device}"
     where += over_words(result.mix)
@@ -196,8 +195,7 @@ def search_text(result: Searched, *, explain: bool) -> str:
         above = [whole.title, *whole.lines[:HEADLINE_LINES]]
         above += [line for line in whole.lines[HEADLINE_LINES:] if line.startswith("Not on unseen")]
     else:
-        given = budget.gpu_hours if budget else None
-        above = sentences(options, where, unit, given, result.remedied)
+        above = sentences(options, where, unit, result.remedied)
         above[1:1] = [" ".join(fastest_lines(reading, run.dtype)[:2])]
     # without how it runs independent drafts: the drafter that leads may be another
     served = result.by.served.removesuffix(f", {result.by.engine_class}")
