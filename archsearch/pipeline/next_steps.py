@@ -220,7 +220,7 @@ def _training_speed(session: SearchSession, belief: Belief) -> tuple[float, str]
     if device.kind == "cpu":
         return FIRST_GUESS_SPEED, f"{FIRST_GUESS_SPEED:.0f} training tokens/s assumed"
     peak = TRAINING_SHARE * training_peak(device)
-    speed = peak / (6.0 * belief.scores[0].proposer.training_parameters)
+    speed = peak / (6.0 * pass_parameters(belief.scores[0].architecture))
     share = f"{TRAINING_SHARE:.0%} of the GPU's peak"
     return speed, f"{speed:.0f} training tokens/s assumed ({share})"
 
