@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 from archsearch import profiles
 from archsearch.hardware import identify
@@ -21,6 +22,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # one of several: each with a core of its own
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    threadpool_limits(1)  # numpy is loaded already: two threads on one core wait for each other
     if hasattr(
         os, "sched_setaffinity"
     ):  # commands set torch's threads: they would wait for others'
