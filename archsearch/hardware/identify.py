@@ -145,9 +145,12 @@ def _memory_bytes(root: Path) -> int:
     return min(total, int(limit)) if total and limit.isdigit() else total
 
 
-def available_threads() -> int:
-    """Logical CPUs this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def available_threads(root: Path = Path("/")) -> int:
+    """Logical CPUs this process may run on, or the container's share of them (`docker --cpus`)
+    where that is less: more threads than that are stopped in the middle of a pass."""
+    able = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = _read(root / "sys/fs/cgroup/cpu.max").partition(" ")
+    return min(able, max(1, int(quota) // int(period))) if quota.isdigit() else able
 
 
 def _peaks(flags: set[str], hz: float, threads: int) -> dict[str, float]:
@@ -170,7 +173,7 @@ def identify_cpu(threads: int | None = None, root: Path = Path("/")) -> Device:
     replaces. `root` is the file system to read, for tests. Raises ArchsearchError for more threads
     than this process may use.
     """
-    available = available_threads()
+    available = available_threads(root)
     threads = available if threads is None else threads
     if not 1 <= threads <= available:
         raise ArchsearchError(

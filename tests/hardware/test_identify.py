@@ -50,7 +50,7 @@ def machine(tmp_path, monkeypatch):
                 ("shared_cpu_list", str(shared)),
             ):
                 write(f"{folder}/{name}", value + "\n")
-    monkeypatch.setattr(identify, "available_threads", lambda: 8)
+    monkeypatch.setattr(identify, "available_threads", lambda root=None: 8)
     return SimpleNamespace(root=tmp_path, write=write)
 
 
@@ -78,6 +78,16 @@ def test_a_container_limits_memory(machine):
     assert identify.identify_cpu(1, machine.root).memory_bytes == 2**30
     machine.write("sys/fs/cgroup/memory.max", "max\n")
     assert identify.identify_cpu(1, machine.root).memory_bytes == 8 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("limit", "threads"), [("100000 100000", 1), ("50000 100000", 1), ("max 100000", None)]
+)
+def test_a_container_limits_threads(tmp_path, limit, threads):
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/cpu.max").write_text(limit + "\n")
+    unlimited = identify.available_threads(tmp_path / "none")
+    assert identify.available_threads(tmp_path) == (threads or unlimited)
 
 
 def test_bf16_is_read_from_the_flags(machine):
