@@ -38,6 +38,7 @@ class EngineFacts:
     in_process: bool = False
     server: bool = False  # a running server of it can be measured: --server-url
     cpu_only: bool = False  # does not run on GPUs
+    nvidia_only: bool = False
     batches: bool = False  # runs several requests at once
     synthesises: bool = False  # accepts draft tokens by chance on request
     schedules: bool = False  # takes gamma by batch size
@@ -300,6 +301,7 @@ _ROWS: Final = (
         name="tensorrt-llm",
         title="TensorRT-LLM",
         version="1.3",
+        nvidia_only=True,
         batches=True,  # in-flight batching
         schedules=True,  # draft_len_schedule
         # speculative per-step costs remain at draft length 0 (pull request 18837, open in 2026-09)

@@ -102,31 +102,22 @@ def demo_text(found: Searched, exported: dict[str, object], run_path: Path, seco
     from archsearch.report.terminal.search import family_lines
     from archsearch.runs.run import open_run
 
-    confirmed, run = found.confirmed, shell_path(run_path)
+    run = shell_path(run_path)
     rows = [
         summary_text(open_run(run_path)),
         "",
         *family_lines(found.families, run_path, found.by.engine),
         "",
         f"Exported to {exported['output']}: {exported['note']}",
-        "It was confirmed in transformers only: other engines add other seconds to a round, ask"
-        f" archsearch confirm {run} --engine NAME before serving it there.",
-        f"Report: {found.report}",
+        "Confirmed in transformers only; before serving it elsewhere:"
+        f" archsearch confirm {run} --engine NAME",
         f"All of it took {human_time(seconds)}.",
         "",
         "What to do next:",
         f"  open {shell_path(found.report)}",
-        (
-            f"  archsearch confirm {run} --gamma 2 --gamma 4 --gamma 6     other gammas beside"
-            " the prediction"
-        ),
-        (
-            f"  archsearch train {run} --budget 30m                        acceptance still"
-            " rises with training"
-        ),
+        f"  archsearch confirm {run} --gamma 2 --gamma 4    other gammas, measured",
+        f"  archsearch train {run} --budget 30m             more training",
         "  archsearch search --target YOUR-MODEL-FOLDER --prompts YOUR.jsonl --gpu cpu --confirm 1",
     ]
-    if confirmed and not confirmed[0].undecided and confirmed[0].interval[1] < 1:
-        rows.insert(1, "Speculation does not pay here with this much training.")
     rows[1:1] = [f"Note: {note}." for note in found.notes or ()]
     return "\n".join(rows)

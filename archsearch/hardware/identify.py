@@ -146,8 +146,7 @@ def _memory_bytes(root: Path) -> int:
 
 
 def available_threads(root: Path = Path("/")) -> int:
-    """Logical CPUs this process may run on, or the container's share of them (`docker --cpus`)
-    where that is less: more threads than that are stopped in the middle of a pass."""
+    """Logical CPUs this process may run on, at most its container's share (`docker --cpus`)."""
     able = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = _read(root / "sys/fs/cgroup/cpu.max").partition(" ")
     return min(able, max(1, int(quota) // int(period))) if quota.isdigit() else able

@@ -168,6 +168,7 @@ def measure_acceptance(request: AcceptanceRequest) -> DraftAcceptance:
         raise ArchsearchError(
             f"--tau of {request.draft}: archsearch estimate --tau prices it over all rounds"
         )
+    request.priced(target, 1)  # refused before the target writes
     result = (
         measure_draft(request, target) if kind is None else measure_untrained(request, target, kind)
     )

@@ -99,7 +99,6 @@ class _Case:
     """A candidate, the engine that it runs in, and what predicts it there."""
 
     bench: Bench
-    rank: int
     score: Score
     folder: Path
     scorer: Scorer
@@ -116,7 +115,7 @@ class _Case:
         scorer, words = bench.scorer
         engine_facts(name).check_draft(score.architecture, scorer.workload.tensor_parallel)
         bench = replace(bench, largest=score.architecture)
-        return cls(bench, rank, score, run.best_dir(rank), scorer, words)
+        return cls(bench, score, run.best_dir(rank), scorer, words)
 
     @property
     def session(self) -> SearchSession:

@@ -340,6 +340,11 @@ def test_a_schedule_for_another_engine(runs: Path, engine: str) -> None:
     )
 
 
+def test_tensorrt_llm_is_for_nvidia() -> None:
+    asked = ("estimate", *PAIR, "--engine", "tensorrt-llm", "--gpu", "mi300x")
+    assert "TensorRT-LLM cannot be priced on mi300x" in refused(*asked)
+
+
 def test_a_schedule_for_an_engine_that_runs_one_request(runs: Path) -> None:
     result = last_json(call("schedule", "runs/default", "--engine", "transformers", "--json"))
     assert [point["batch_size"] for point in result["points"]] == [

@@ -273,8 +273,7 @@ def train_alike(
         if draft.tokens and draft.tokens < (1.0 - SAME_TOKENS) * tokens and not draft.stopped:
             say(
                 f"{shape.label()} had {draft.tokens} of {tokens} tokens when its time was"
-                " over: the machine has become slower; finalists are compared where all of them"
-                " have been"
+                " over; finalists are compared where all of them have been"
             )
         drafts.append(draft)
     return drafts
@@ -287,8 +286,8 @@ def not_judged(draft: TrainedDraft, foreseen: int) -> str:
         return ""
     return (
         f"could not judge {draft.architecture.label()}: it was trained on {draft.tokens} tokens of"
-        f" the {foreseen} that its plan foresaw, because the machine was busy; go on with the same"
-        " --run and a larger --time-budget when the machine is quiet"
+        f" the {foreseen} that its plan foresaw; go on with the same --run and a larger"
+        " --time-budget"
     )
 
 
