@@ -168,7 +168,6 @@ def measure_acceptance(request: AcceptanceRequest) -> DraftAcceptance:
         raise ArchsearchError(
             f"--tau of {request.draft}: archsearch estimate --tau prices it over all rounds"
         )
-    request.priced(target, 1)  # refused before the target writes
     result = (
         measure_draft(request, target) if kind is None else measure_untrained(request, target, kind)
     )
@@ -356,6 +355,7 @@ def written_text(
     from archsearch.text.cache import TextCache
     from archsearch.text.generate import eos_ids, generate_text
 
+    request.priced(target, 1)  # before it writes
     encoded = encode_prompts(prompts, tokenizer)
     identity = {
         "target": [

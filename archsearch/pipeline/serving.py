@@ -199,7 +199,7 @@ def check_batch(facts: EngineFacts, device: Device, batch_size: int) -> None:
 def _runs_on(facts: EngineFacts, device: Device) -> bool:
     if device.kind == "cpu":  # what an engine adds there is measured by running it
         return bool(facts.make)
-    if facts.cpu_only or (facts.nvidia_only and device.vendor == "AMD"):
+    if facts.cpu_only or (facts.nvidia_only and device.vendor != "NVIDIA"):
         return False
     return bool(facts.make) or facts.name in known_engines()
 

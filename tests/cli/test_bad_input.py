@@ -297,7 +297,7 @@ def test_no_profile_of_this_cpu(world: Path, monkeypatch: pytest.MonkeyPatch) ->
     shutil.rmtree(world / "profiles")
     line = refused(*SEARCH)
     assert "no profile of cpu-" in line and "archsearch profile --gpu cpu" in line
-    monkeypatch.setattr("archsearch.pipeline.acceptance.written_text", None)  # before it writes
+    monkeypatch.setattr("archsearch.text.generate.generate_text", None)  # before it writes
     asked = ("acceptance", "--target", "target", "--draft", "ngram", "--gpu", "cpu")
     assert "no profile of cpu-" in refused(*asked)
 

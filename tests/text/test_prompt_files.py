@@ -130,7 +130,16 @@ def test_a_data_set_of_the_hub_by_its_name(tmp_path: Path, monkeypatch: pytest.M
     (held / "refs" / "main").write_text("a" * 40)
     (files / "data" / "test.jsonl").write_text("broken")
     (files / "data" / "train.jsonl").write_text("broken too")
-    ask = ["acceptance", "--target", "smollm2-135m", "--draft", "ngram", "--prompts"]
+    ask = [
+        "acceptance",
+        "--target",
+        "smollm2-135m",
+        "--draft",
+        "ngram",
+        "--gpu",
+        "cpu",
+        "--prompts",
+    ]
     result = invoke(*ask, "us/chats")
     assert result.exit_code == 2 and "data/train.jsonl, line 1: not JSON" in result.stderr
     result = invoke(*ask, "us/nothing")

@@ -286,8 +286,8 @@ def not_judged(draft: TrainedDraft, foreseen: int) -> str:
         return ""
     return (
         f"could not judge {draft.architecture.label()}: it was trained on {draft.tokens} tokens of"
-        f" the {foreseen} that its plan foresaw; go on with the same --run and a larger"
-        " --time-budget"
+        f" the {foreseen} that its plan foresaw, because the machine was busy or text took longer;"
+        " go on with the same --run and a larger --time-budget"
     )
 
 
