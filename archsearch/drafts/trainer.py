@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from archsearch.acceptance.measured import agreement_trace
+from archsearch.acceptance.measured import Trace, agreement_trace, alpha
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import (
     CURVE_FILE,
@@ -25,8 +25,9 @@ from archsearch.drafts.records import (
     trained_draft,
 )
 from archsearch.drafts.texts import RunTexts
-from archsearch.files import digest, write_json
-from archsearch.progress import ProgressLine
+from archsearch.files import digest, read_json, write_json
+from archsearch.models.files import has_weights
+from archsearch.progress import ProgressLine, say
 from archsearch.records import as_data, load, save
 from archsearch.search.objective import Score
 from archsearch.speedup import alpha_of_divergence
@@ -217,31 +218,21 @@ class DraftTrainer:
     ) -> TrainedDraft:
         """Initialise `arch` from the target and distil it until `budget_s` seconds of training in
         all, or `tokens` tokens in all, or until held-out acceptance no longer rises, whichever
-        comes first; continues a checkpoint. The weights that were best on `looked_at` are kept.
+        comes first; continues a checkpoint. The weights that were best on `looked_at` are kept,
+        or those of an earlier call where they were better on the held-out text.
 
         Writes the draft folder and measures acceptance on the held-out text.
         """
-        import torch
-
-        from archsearch.models.drafts import save_draft
-        from archsearch.training.batches import heldout_divergence
-
         folder, caches = self.draft_folder(arch), self.texts.all_training()
         ends = DistillConfig(budget_s, None, tokens, seed=seed, patience=PATIENCE)
         config = replace(ends, look_ratio=LOOK_RATIO, keep_best=True)
         draft, vocabulary, result = self._distilled(arch, config, label)
-        draft.eval()
-        trace = agreement_trace(draft, self.texts.choosing())
-        trace.save(folder / "trace.npz")
-        nats, known = heldout_divergence(draft, caches[0].head, self.texts.choosing().sequences)
-        draft.to("cpu")  # type: ignore[arg-type]
-        with torch.inference_mode():
-            states = [
-                draft.model(text.token_ids[None].long(), use_cache=False).last_hidden_state[0]
-                for text in caches[0].sequences[:16]
-            ]
-        away = torch.cat(states).float().mean(0)  # what padding rows point away from
-        save_draft(draft, folder, tokenizer=self.tokenizer, mean_hidden=away)
+        trace = agreement_trace(draft.eval(), self.texts.choosing())
+        if (better := self._better(folder, trace)) is not None:
+            trace, kept = better
+        else:
+            trace.save(folder / "trace.npz")
+            kept = self._keep(draft, folder) | {"kept": _look(result.kept, result)}
         write_json(
             folder / "training.json",
             {
@@ -258,8 +249,7 @@ class DraftTrainer:
                 "distinct_tokens": sum(cache.written_tokens for cache in caches),
                 "epoch_tokens": result.epoch_tokens,
                 "stopped": result.stopped,
-                "divergence": {"nats": nats, "alpha": known * alpha_of_divergence(nats)},
-                "kept": _look(result.kept, result),
+                **kept,
                 "looks": [_look(point, result) for point in result.alpha_curve],
                 "alpha_curve": [[point.seconds, point.value] for point in result.alpha_curve],
                 "loss_curve": [[point.seconds, point.value] for point in result.loss_curve],
@@ -272,6 +262,42 @@ class DraftTrainer:
             points=tuple((point.tokens, point.value) for point in looks),
             stopped=result.stopped,
         )
+
+    def _better(self, folder: Path, trace: Trace) -> tuple[Trace, dict[str, object]] | None:
+        """Where the weights that an earlier call left in `folder` are better than those of `trace`,
+        which more training made of them: their own trace, and what training.json says of them. A
+        trunk that goes on from before an anneal need not come as far again."""
+        if not (has_weights(folder) and (folder / "training.json").is_file()):
+            return None
+        before = Trace.load(folder / "trace.npz")
+        was, now = alpha(before).value, alpha(trace).value
+        if was <= now or not before.is_of(self.texts.choosing().sequences):
+            return None
+        say(
+            f"the weights of {folder.name} stay as they were: alpha {was:.3f} on held-out text,"
+            f" {now:.3f} after this training"
+        )
+        record = read_json(folder / "training.json", "training record")
+        return before, {name: record.get(name) for name in ("divergence", "kept")}
+
+    def _keep(self, draft: Any, folder: Path) -> dict[str, object]:
+        """Write the draft's weights; its divergence from the target on held-out text."""
+        import torch
+
+        from archsearch.models.drafts import save_draft
+        from archsearch.training.batches import heldout_divergence
+
+        text = self.texts.training()
+        nats, known = heldout_divergence(draft, text.head, self.texts.choosing().sequences)
+        draft.to("cpu")
+        with torch.inference_mode():
+            states = [
+                draft.model(each.token_ids[None].long(), use_cache=False).last_hidden_state[0]
+                for each in text.sequences[:16]
+            ]
+        away = torch.cat(states).float().mean(0)  # what padding rows point away from
+        save_draft(draft, folder, tokenizer=self.tokenizer, mean_hidden=away)
+        return {"divergence": {"nats": nats, "alpha": known * alpha_of_divergence(nats)}}
 
 
 def choose_finalists(ranked: Sequence[Score], count: int) -> list[Score]:

@@ -12,10 +12,11 @@ import pytest
 
 from archsearch.acceptance.measured import Trace
 from archsearch.drafts.heads import HeadPlan, HeadTrainer
-from archsearch.drafts.records import ShortTraining, paired_logit_std
+from archsearch.drafts.records import ShortTraining, load_trained, paired_logit_std
 from archsearch.drafts.texts import RunTexts
 from archsearch.drafts.trainer import DraftTrainer, choose_finalists
 from archsearch.errors import ArchsearchError
+from archsearch.files import read_json
 from archsearch.models.load import LoadedTarget
 from archsearch.models.targets import resolve_target
 from archsearch.pipeline.confirm import seen_words
@@ -87,6 +88,40 @@ def test_a_short_training_goes_on_and_is_not_done_twice(trainer: DraftTrainer) -
     assert limited.tokens < 10**8 and limited.seconds < second.seconds + 60
     draft = trainer.train(SHAPE, limited.seconds + 0.5)  # the full training goes on from there
     assert draft.alpha.source == "measured" and (draft.folder / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("share", [0.2, 0.9])
+def test_training_on_never_leaves_worse_weights_than_there_were(
+    trainer: DraftTrainer,
+    share: float,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A trunk that goes on from before its anneal may end below it (sceptic: .988 -> .972)."""
+
+    def traced(share: float) -> None:
+        def trace(draft: object, cache: TextCache) -> Trace:
+            own = cache.sequences
+            rows = tuple(np.arange(len(s.greedy_ids)) < share * len(s.greedy_ids) for s in own)
+            return Trace(rows, ("",) * len(own), tuple(s.id for s in own))
+
+        monkeypatch.setattr("archsearch.drafts.trainer.agreement_trace", trace)
+
+    shape = SHAPE.replace(intermediate_size=round(160 * (1 + share)))
+    traced(0.6)
+    first = trainer.train(shape, 60.0, tokens=2000)
+    weights = (first.folder / "model.safetensors").read_bytes()
+    record = read_json(first.folder / "training.json", "training record")
+    traced(share)
+    second = trainer.train(shape, 120.0, tokens=6000)
+    again = read_json(first.folder / "training.json", "training record")
+    stays = share < 0.6
+    assert ((first.folder / "model.safetensors").read_bytes() == weights) == stays
+    assert (again["kept"] == record["kept"]) == (again["divergence"] == record["divergence"])
+    assert (again["kept"] == record["kept"]) == stays and again["tokens"] > record["tokens"]
+    assert (second.alpha == first.alpha) == stays and second.tokens == again["tokens"]
+    assert load_trained(shape, first.folder).alpha == second.alpha
+    assert ("stay as they were: alpha 0.6" in capsys.readouterr().err) == stays
 
 
 def test_a_head_that_is_known_beforehand_needs_no_second_reading(
