@@ -18,6 +18,7 @@ from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.export.engines import Priced, Serving
+from archsearch.progress import human_time
 from archsearch.records import encoded
 from archsearch.runs.candidate import TrainingRecord
 from archsearch.runs.confirmed import Confirmed, LoadRecord
@@ -207,14 +208,13 @@ def _confirmed_words(found: Confirmed) -> str:
     if found.undecided:
         again = "`archsearch confirm` it again with nothing else running"
         parts.append(f"NOT DECIDED: {found.undecided}. {again}.")
+    else:
+        parts.append(f"{found.answer}.")
     if found.predicted_speedup is not None:
         error = found.relative_error
         off = f" ({100 * error:+.1f} % off)" if error is not None else ""
         parts.append(f"Predicted for this run: {found.predicted_speedup:.2f}{off}.")
-    if exact := found.identical_output_float32:
-        same = f"{exact.words(' of ')} prompts"
-        parts.append(f"Same text as the target alone in float32: {same}.")
-    return " ".join(parts)
+    return " ".join([*parts, found.identity_words])
 
 
 def _held_out(training: TrainingRecord | HeadRecord | None, gamma: int) -> dict[str, object]:
@@ -254,7 +254,7 @@ def _provenance(record: DraftRecord) -> list[str]:
         told = encoded(training)
         rows.append(
             f"Trained by distillation on the target's own text: {training.tokens:,} tokens in"
-            f" {training.seconds / 60:.0f} minutes, seed {told.get('seed')}. Prompts:"
+            f" {human_time(training.seconds)}, seed {told.get('seed')}. Prompts:"
             f" {told.get('prompts', 'not recorded')}."
         )
     shown = [

@@ -8,11 +8,7 @@ from typing import Final, NamedTuple
 
 from archsearch.engines.measure.results import Difference
 from archsearch.estimate import Estimate
-from archsearch.report.phrases import (
-    MANTISSA_BITS,
-    identity_words,
-    unprofiled_words,
-)
+from archsearch.report.phrases import MANTISSA_BITS, unprofiled_words
 from archsearch.report.section import Cell, Rows, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.confirmed import REST, Confirmed, ConfirmedGamma
 from archsearch.speedup import accepted_by_position
@@ -272,7 +268,7 @@ def _pooled(row: ConfirmedGamma) -> str:
 
 
 def _identity_part(confirmed: Confirmed) -> Section:
-    words, differences = [identity_words(confirmed)], confirmed.identical_output.differences
+    words, differences = [confirmed.identity_words], confirmed.identical_output.differences
     tables = []
     if differences:
         rows: Rows = [

@@ -16,7 +16,6 @@ from archsearch.report.phrases import (
     SOURCES,
     break_even_words,
     exported_for,
-    identity_words,
     millions,
     objective_words,
     over_words,
@@ -221,12 +220,8 @@ def _confirmed_headline(run: Run, found: Sequence[Shown], lead: Shown, where: st
     gain, interval = confirmed.speedup, confirmed.interval
     if lead.undecided is not None:
         answer = f"Not decided whether speculation pays {where}: {lead.undecided}"
-    elif interval[0] > 1.0:
-        answer = f"Speculation pays {where}: {speedup_words(confirmed)}"
-    elif interval[1] < 1.0:
-        answer = f"Speculation does not pay {where}: {speedup_words(confirmed)}"
     else:
-        answer = f"Too close to call {where}: {speedup_words(confirmed)}; 1x lies within the error"
+        answer = f"{confirmed.answer} {where}: {speedup_words(confirmed)}"
     rates = (
         f"{confirmed.baseline_tokens_per_s:.1f} tokens/s alone, {confirmed.tokens_per_s:.1f} with"
         " the draft"
@@ -250,7 +245,7 @@ def _confirmed_headline(run: Run, found: Sequence[Shown], lead: Shown, where: st
     lines += [words] if (words := unprofiled_words(confirmed)) else []
     if confirmed.prompts_seen:
         lines.append(f"Not on unseen prompts: {confirmed.prompts_seen}.")
-    lines.append(identity_words(confirmed))
+    lines.append(confirmed.identity_words)
     lines += _serving_lines(run, found, lead)
     doubtful = [str(item.rank) for item in found if item is not lead and item.undecided is not None]
     if doubtful:

@@ -125,29 +125,6 @@ def unprofiled_words(found: Confirmed | EngineComparison) -> str:
     )
 
 
-def identity_words(confirmed: Confirmed) -> str:
-    """One sentence about whether the output is the target's own."""
-    identity, exact = confirmed.identical_output, confirmed.identical_output_float32
-    dtype = confirmed.dtype or "the run's dtype"
-    if not identity.prompts:
-        words = (
-            "Output was sampled (temperature above 0), so answers are not compared token by token"
-        )
-    else:
-        words = (
-            f"Output with and without the draft: {identity.identical} of {identity.prompts} answers"
-            f" identical in {dtype}"
-        )
-        gaps = [abs(each.logit_gap) for each in identity.differences if each.logit_gap is not None]
-        if gaps:
-            words += (
-                f" (the others part where two tokens' logits differ by at most {max(gaps):.3g})"
-            )
-    if exact and dtype != "float32":
-        words += f"; {exact.words(' of ')} in float32"
-    return words + "."
-
-
 def gguf_dtype(found: Confirmed) -> str:
     """The precision of the draft as a GGUF that was run."""
     return found.draft_dtype or kind_of_drafts(found.dtype)

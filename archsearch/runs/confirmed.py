@@ -102,6 +102,14 @@ class Judged(ByPrompt):
             **more,
         )
 
+    @property
+    def answer(self) -> str:
+        """Whether speculation pays, by the whole interval, of what is not `undecided`."""
+        low, high = self.interval
+        if low > 1.0 or high < 1.0:
+            return f"Speculation {'pays' if low > 1.0 else 'does not pay'}"
+        return "Too close to call (1x lies within the error)"
+
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> Self:
         """Raises one of WRONG_SHAPE."""
@@ -208,6 +216,23 @@ class Confirmed(ConfirmedGamma):
         """`24 held-out prompts`."""
         of = f" of {self.prompts_file}" if self.prompts_file else ""
         return f"{self.prompts}{'' if of else ' held-out'} prompts{of}"
+
+    @property
+    def identity_words(self) -> str:
+        """One sentence about whether the output is the target's own."""
+        identity, exact = self.identical_output, self.identical_output_float32
+        dtype = self.dtype or "the run's dtype"
+        gaps = [abs(each.logit_gap) for each in identity.differences if each.logit_gap is not None]
+        words = "Output was sampled (temperature above 0): answers are not compared token by token"
+        if identity.prompts:
+            same = f"{identity.identical} of {identity.prompts} answers identical in {dtype}"
+            words = f"Output with and without the draft: {same}"
+        if gaps:
+            most = f"{max(gaps):.3g}"
+            words += f" (the others part where two tokens' logits differ by at most {most})"
+        if exact and dtype != "float32":
+            words += f"; {exact.words(' of ')} in float32"
+        return words + "."
 
 
 CONFIRMED_FILE: Final = "confirmed.json"

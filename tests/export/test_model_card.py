@@ -7,7 +7,7 @@ from typing import Any
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import parameters
-from archsearch.engines.measure.results import CategoryResult, Identity
+from archsearch.engines.measure.results import CategoryResult, Difference, Identity
 from archsearch.estimate import Estimate
 from archsearch.export.card import (
     DraftRecord,
@@ -111,12 +111,36 @@ def test_what_is_known_is_said_with_its_source() -> None:
         and "| 1 | 0.800 |" not in card
         and "position 1 to 2: 0.72, 0.57" in card
     )
-    assert "4 of 4 prompts" in card and "+3.2 % off" in card
+    assert "24 of 24 answers identical in bfloat16; 4 of 4 in float32." in card
+    assert "+3.2 % off" in card and "Speculation pays." in card
     slow = replace(CONFIRMED, slowdown=1.8)
     assert "The machine ran" not in card
     assert "The machine ran 1.80 times slower" in card_of(
         TRIMMED, gamma=6, record=DraftRecord(SCORE, slow), head=COST
     )
+
+
+def test_what_speaks_against_a_draft_is_said_too() -> None:
+    """The serving command is in bfloat16: 4 of 4 in float32 alone would mislead."""
+    part = Difference("7", 39, 12185, 28, 24.0, 23.875, 0.125)
+    close = replace(
+        CONFIRMED,
+        gamma=1,
+        speedup=Estimate(1.15, 0.09, "measured"),
+        speedup_interval=(0.94, 1.22),
+        accepted_by_position=(0.67,),
+        identical_output=Identity(8, 4, (part,)),
+    )
+    trained = TrainingRecord(ARCH, 4868, 75.0, {})
+    card = card_of(ARCH, gamma=1, record=DraftRecord(None, close, trained))
+    assert "4 of 8 answers identical in bfloat16" in card and "4 of 4 in float32." in card
+    assert "differ by at most 0.125" in card and "Too close to call" in card
+    assert "Speculation pays" not in card
+    assert "proposes 1 token a round" in card and "accepted at position 1: 0.67" in card
+    assert "4,868 tokens in 75 s" in card
+    undecided = replace(close, undecided="the machine was disturbed")
+    card = card_of(ARCH, gamma=1, record=DraftRecord(None, undecided))
+    assert "NOT DECIDED" in card and "Too close to call" not in card
 
 
 def test_what_is_not_known_is_left_out() -> None:
@@ -237,7 +261,7 @@ def test_commands_and_provenance() -> None:
         "seed 3",
         "AMD EPYC (`cpu-x`)",
         "profile a19b",
-        "4,868,774 tokens in 19 minutes",
+        "4,868,774 tokens in 19 min 14 s",
     ):
         assert words in card
     assert "the shipped ones" in card and "torch 2.13.0" in card and "—" not in card

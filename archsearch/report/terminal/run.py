@@ -207,16 +207,10 @@ def _next(found: Confirmed, run: Path, rank: int) -> str:
     if found.undecided:
         again = f"archsearch confirm {named} --gamma {found.gamma} --engine {found.engine}"
         return f"Next, with nothing else running: {again}"
-    low, high = found.interval
-    if low > 1:
+    if found.interval[0] > 1:
         command = f"archsearch export {named} --output my-draft"
         return f"Next: {command}{exported_for(found)}"
-    answer = (
-        "Speculation does not pay here"
-        if high < 1
-        else "Too close to call: 1x lies within the error"
-    )
-    return f"{answer}. More training may help: archsearch train {named} --budget 30m"
+    return f"{found.answer}. More training may help: archsearch train {named} --budget 30m"
 
 
 def load_text(found: LoadRecord, run: Path, rank: int) -> str:
