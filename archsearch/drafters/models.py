@@ -127,9 +127,10 @@ class EarlyExit(Drafter):
     def of(cls, target: Architecture, decoder: Architecture | None, chosen: Chosen) -> Self:
         cls.only(chosen)
         layers = int(chosen.get("exit_layer", max(1, target.num_hidden_layers // USUAL_EXIT)))
-        if not 1 <= layers < target.num_hidden_layers:
+        count = target.num_hidden_layers
+        if not 1 <= layers < count:
             raise InvalidShapeError(
-                f"a target of {target.num_hidden_layers} layers has no exit after layer {layers}"
+                f"a target of {count} layers has no exit after layer {layers}; use 1 to {count - 1}"
             )
         return cls(target.replace(num_hidden_layers=layers), target.num_hidden_layers)
 

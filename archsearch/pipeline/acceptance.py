@@ -23,7 +23,7 @@ from archsearch.architecture.hf_config import read_architecture
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.files import digest, ensure_writable_dir, read_json, write_json
-from archsearch.models.files import has_tokenizer, has_weights
+from archsearch.models.files import has_tokenizer, has_weights, is_gguf
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.paths import cache_dir
 from archsearch.pipeline.latency import choose_latency, served_target
@@ -52,7 +52,7 @@ from archsearch.report.terminal.acceptance import (
 )
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import alpha_estimate, logit
-from archsearch.text.prompt_set import load_prompt_set, spread
+from archsearch.text.prompt_set import distinct, load_prompt_set, spread
 from archsearch.text.prompts import Prompt, encode_prompts, read_prompts
 from archsearch.text.settings import Writing, check_sampling
 from archsearch.workload import WorkloadRequest
@@ -140,10 +140,10 @@ class DraftRef:
 
 
 def find_draft(name: str) -> DraftRef:
-    """The draft called `name`: a folder, a config.json, a catalogue name or a hub id. Raises
-    ArchsearchError for none of them."""
+    """The draft called `name`: a folder, a config.json, a GGUF file, a catalogue name or a hub id.
+    Raises ArchsearchError for none of them."""
     path = Path(os.path.expanduser(name))
-    if path.is_file():
+    if path.is_file() and not is_gguf(path):
         return DraftRef(name, read_architecture(path), None, False)
     ref = resolve_target(name)
     if ref.folder is not None:
@@ -215,8 +215,6 @@ def measure_untrained(
     the target. Raises ArchsearchError as `measure_acceptance`, and for options that are for models
     only.
     """
-    from archsearch.models.load import load_target, load_tokenizer
-
     if request.explain or request.trace is not None:
         raise ArchsearchError(
             f"--draft {request.draft} is no model: leave --explain and --trace out"
@@ -224,7 +222,13 @@ def measure_untrained(
     greedy = request.asked.temperature == 0
     if kind.lookup is None and not greedy:
         raise ArchsearchError("early exit is measured on greedy text; leave --temperature out")
+    exits = () if kind.lookup else kind.layers(target.architecture.num_hidden_layers)
+    for layer in exits:
+        exit_shape(target.architecture, layer)  # the target has such an exit
     prompts, source = _prompts(request)
+
+    from archsearch.models.load import load_target, load_tokenizer
+
     texts, end_ids, more = written_text(request, target, load_tokenizer(target), prompts)
     context_len = _mean_context(texts)
     prices, scorer = request.priced(target, context_len)
@@ -232,10 +236,9 @@ def measure_untrained(
     if kind.lookup is not None:
         figures = lookup_figures(kind.lookup, texts_of(texts.sequences, end_ids), scorer)
     else:
-        layers = kind.layers(target.architecture.num_hidden_layers)
         with ProgressLine("measure") as line:
             model = load_target(target, request.dtype)[0]
-            traces = exit_traces(model, texts.sequences, layers, end_ids=end_ids, progress=line)
+            traces = exit_traces(model, texts.sequences, exits, end_ids=end_ids, progress=line)
         figures = Exits({layer: _exit(trace, layer, scorer) for layer, trace in traces.items()})
     notes = [f"prompts: {source}", *more]
     on_text = OnText(request.dtype, context_len, notes, figures, prices)
@@ -262,17 +265,18 @@ def record(
 
     Raises MissingDataError for a draft without weights.
     """
-    from archsearch.models.drafts import load_draft
-    from archsearch.models.load import best_device, load_target, load_tokenizer
-
     if not draft.has_weights or draft.ref is None:
         raise MissingDataError(
             f"draft {draft.name!r} has no weights to measure; give a folder with model.safetensors"
             " (or ask with --explain alone)"
         )
+    prompts, source = _prompts(request)
+
+    from archsearch.models.drafts import load_draft
+    from archsearch.models.load import best_device, load_target, load_tokenizer
+
     tokenizer = load_tokenizer(target)
     notes = _check_tokens(tokenizer, target, draft.ref)
-    prompts, source = _prompts(request)
     texts, end_ids, more = written_text(request, target, tokenizer, prompts)
     seen = _seen_words(request.prompts, draft.ref.folder)
     notes += [f"prompts: {source}", *filter(None, [seen]), *more]
@@ -317,13 +321,13 @@ def _check_tokens(tokenizer: Any, target: TargetRef, draft: TargetRef) -> list[s
 
 
 def _prompts(request: AcceptanceRequest) -> tuple[list[Prompt], str]:
+    """The prompts, and where they come from: read before torch is, which takes seconds."""
     if request.prompts is None:
-        found, source = (
-            load_prompt_set(None, None).heldout,
-            "the held-out ones that ship with archsearch; yours tell more: --prompts",
-        )
+        found = load_prompt_set(None, None).heldout
+        source = "the held-out ones that ship with archsearch; yours tell more: --prompts"
     else:
-        found, source = read_prompts(request.prompts), str(request.prompts)
+        found, left_out = distinct(read_prompts(request.prompts))
+        source = f"{request.prompts}{left_out}"
     return spread(found, request.max_prompts), source
 
 

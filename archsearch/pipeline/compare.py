@@ -128,6 +128,8 @@ def compare_runs(paths: Sequence[Path]) -> Comparison:
     """
     if len(paths) < 2:
         raise ArchsearchError("compare needs two runs or more: archsearch compare runs/a runs/b")
+    for path in paths:
+        open_run(path)  # before the first one is priced
     opened = [_Opened.of(path) for path in paths]
     names = [item.name for item in opened]
     if len(set(names)) < len(names):

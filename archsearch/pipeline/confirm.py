@@ -75,7 +75,7 @@ from archsearch.runs.confirmed import (
 from archsearch.schedule import Ranges, SchedulePoint, largest_gamma, schedule_from_points
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import RoundTerms
-from archsearch.text.prompt_set import LEAST_HALF, spread
+from archsearch.text.prompt_set import LEAST_HALF, distinct, spread
 from archsearch.text.prompts import read_prompts
 from archsearch.traffic.curve import speedup_when_off
 from archsearch.workload import GGUF_DTYPES
@@ -286,7 +286,7 @@ def confirming_prompts(trainer: DraftTrainer, file: Path | None, count: int) -> 
     """`count` prompts of `file`, or of the run's held-out ones, as an engine takes them."""
     if file is None:
         trainer.texts.check_prompts()
-    chosen = read_prompts(file) if file else trainer.prompts.confirming
+    chosen = distinct(read_prompts(file))[0] if file else trainer.prompts.confirming
     encoded = spread(trainer.texts.encode(chosen), count)
     return [
         EnginePrompt(item.id or str(number), item.token_ids, item.category or None)

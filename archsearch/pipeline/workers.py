@@ -126,7 +126,7 @@ def announced(storage: str, name: str) -> Announced:
             f"--run {name!r} is the name of a run folder, not a path: its last part"
         )
     with storage_errors(storage):
-        summaries = optuna.get_all_study_summaries(open_storage(storage))
+        summaries = optuna.get_all_study_summaries(open_storage(storage, new=False))
     prefix = ANNOUNCED.format(name="")
     known = {
         each.study_name.removeprefix(prefix): each.user_attrs
@@ -322,7 +322,8 @@ def serve_dashboard(
             """No line a request."""
 
     try:
-        server = make_server("127.0.0.1", port, wsgi(open_storage(where)), handler_class=Quiet)
+        served = wsgi(open_storage(where, new=False))
+        server = make_server("127.0.0.1", port, served, handler_class=Quiet)
     except OSError as error:
         raise ArchsearchError(
             f"port {port} cannot be used ({error.strerror}); choose another --port"

@@ -128,15 +128,20 @@ def _reason(error: Exception) -> str | None:
     return None
 
 
-def open_storage(where: str | Path) -> BaseStorage:
+def open_storage(where: str | Path, *, new: bool = True) -> BaseStorage:
     """An Optuna storage: of a URL (`sqlite:///x.db`, `postgresql+psycopg2://...`),
     `grpc://host:port` of Optuna's proxy, anything else the path of a journal file. Raises
-    ArchsearchError where it cannot be used, in one line."""
+    ArchsearchError where it cannot be used, in one line; where it is a file that is not there, too,
+    unless it may be `new`."""
     import optuna
 
     # what it does with its studies is not this command's output
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     text = str(where)
+    file = re.sub(r"^sqlite[^:]*:///([^?]+).*", r"\1", text)
+    if not new and "://" not in file and not Path(file.removeprefix("file:")).is_file():
+        name = without_password(text)
+        raise ArchsearchError(f"storage {name} does not exist; name the one of the search")
     if text.startswith(GRPC):
         return _grpc(text)
     if "://" in text:

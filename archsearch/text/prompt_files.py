@@ -16,6 +16,7 @@ from archsearch.files import parse_json
 from archsearch.models.targets import hub_errors
 
 SUFFIXES: Final = (".jsonl", ".json", ".parquet", ".csv")
+PROMPT_FIELDS: Final = ("prompt", "messages", "conversations", "question", "instruction", "turns")
 FORMS: Final = "JSON lines, a JSON array, CSV or Parquet"
 _DATASET: Final = re.compile(r"[\w.-]+/[\w.-]+")
 SHOWN: Final = 3  # faults with their words
@@ -113,9 +114,14 @@ def _json_lines(text: str) -> Iterator[tuple[int, object]]:
 def _csv(path: Path, text: str) -> Iterator[tuple[str, int, object]]:
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
+        columns = reader.fieldnames or ()
+        if columns and not set(columns) & set(PROMPT_FIELDS):
+            known = " or ".join(PROMPT_FIELDS)
+            yield "line", 1, Faulty(f"a CSV file begins with the names of its columns, one {known}")
+            return
         for row in reader:
             if None in row or None in row.values():
-                wanted = len(reader.fieldnames or ())
+                wanted = len(columns)
                 yield "line", reader.line_num, Faulty(f"not {wanted} columns, as the first line")
             else:
                 yield "line", reader.line_num, {key: row[key] for key in row if row[key]}

@@ -98,30 +98,35 @@ def load_prompt_set(
             "the prompts that ship with archsearch (customer requests to a shop and a travel"
             " agency)",
         )
-    everything = read_prompts(prompts)
+    written = read_prompts(prompts)
     if heldout is not None:
-        return PromptSet(everything, read_prompts(heldout), f"{prompts}, held out: {heldout}")
-    written = len(everything)
-    # A prompt that is in the file twice would be trained on and measured on.
-    everything = list({prompt.messages: prompt for prompt in reversed(everything)}.values())[::-1]
+        apart, left_out = distinct(read_prompts(heldout))
+        return PromptSet(written, apart, f"{prompts}, held out: {heldout}{left_out}")
+    everything, left_out = distinct(written)
     step = max(2, round(1 / HELDOUT_SHARE))
     if least:
         step = min(step, max(round(1 / MOST_HELDOUT_SHARE), len(everything) // least))
     elif len(everything) < 2 * step:
         step = 4
     if len(everything) < 8:
-        count = f"{written} prompts"
-        if len(everything) < written:
+        count = f"{len(written)} prompts"
+        if left_out:
             count += f", {len(everything)} of them distinct"
         raise ArchsearchError(
             f"{prompts} has {count}: a draft would learn their answers by heart and be measured on"
             " nothing else; give at least 8, or a second file with --heldout"
         )
     kept = [prompt for number, prompt in enumerate(everything) if number % step]
-    source = f"{prompts}, every {step}th prompt held out"
-    if len(everything) < written:
-        source += f", {written - len(everything)} repeated prompts left out"
+    source = f"{prompts}, every {step}th prompt held out{left_out}"
     return PromptSet(kept, everything[::step], source)
+
+
+def distinct(prompts: Sequence[Prompt]) -> tuple[list[Prompt], str]:
+    """Each prompt once, and how many were left out, "" for none: a copy would be trained on and
+    measured on, or counted as another text, which makes intervals too narrow."""
+    found = list({prompt.messages: prompt for prompt in reversed(prompts)}.values())[::-1]
+    copies = len(prompts) - len(found)
+    return found, f", {copies} repeated prompts left out" if copies else ""
 
 
 def spread(items: Sequence[T], count: int) -> list[T]:

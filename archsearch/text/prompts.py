@@ -10,15 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.errors import ArchsearchError
-from archsearch.text.prompt_files import Faulty, all_faults, rows_of, text_of
+from archsearch.text.prompt_files import PROMPT_FIELDS, Faulty, all_faults, rows_of, text_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
-
-
-PROMPT_FIELDS: Final = ("prompt", "messages", "conversations", "question", "instruction", "turns")
 
 
 _SHAREGPT_ROLES: Final = {"human": "user", "gpt": "assistant"}
@@ -102,6 +99,8 @@ def _messages(row: dict[str, object]) -> tuple[tuple[str, str], ...]:
     if field is None:
         found = ", ".join(sorted(map(str, row))) or "nothing"
         known = ", ".join(PROMPT_FIELDS)
+        if empty := [name for name in PROMPT_FIELDS if name in row]:
+            raise Faulty(f"{empty[0]!r} is null; remove the row or write its prompt")
         raise Faulty(f"none of the fields {known} (found {found}); rename the prompt's field")
     value = row[field]
     if field == "messages":

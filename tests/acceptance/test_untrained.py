@@ -14,7 +14,6 @@ from archsearch.acceptance.early_exit import exit_traces
 from archsearch.acceptance.lookup import Ngram, replay, texts_of
 from archsearch.acceptance.measured import agreement_trace
 from archsearch.cli import main
-from archsearch.errors import ArchsearchError
 from archsearch.models.load import load_target
 from archsearch.models.targets import resolve_target
 from archsearch.pipeline.untrained import Untrained, untrained
@@ -112,8 +111,29 @@ def test_an_exit_is_the_target_cut_after_that_layer(folder):
             for a, b in zip(found[layer].agreements, wanted.agreements, strict=True)
         )
         assert data["exits"][str(layer)]["tokens"] == wanted.tokens
-    with pytest.raises(ArchsearchError, match="no exit after layer 4; use 1 to 3"):
-        exit_traces(model, texts.sequences, (4,), end_ids=ends)
+
+
+def test_what_is_asked_wrongly_is_refused_before_the_target_is_loaded(folder, monkeypatch):
+    monkeypatch.setattr("archsearch.models.load.load_tokenizer", None)
+    line = run(folder, "early_exit:2,4").stderr
+    assert "a target of 4 layers has no exit after layer 4; use 1 to 3" in line
+    (folder / "null.jsonl").write_text('{"prompt": null}\n')
+    for draft in ("ngram", folder / "target"):
+        result = run(folder, draft, "--prompts", folder / "null.jsonl")
+        assert result.exit_code == 2 and "null.jsonl, line 1: " in result.stderr
+
+
+def test_copies_of_a_prompt_are_one_prompt(folder):
+    """Twenty copies gave tau +- 0.00 where nothing is known of other prompts."""
+    lines = (folder / "prompts.jsonl").read_text().splitlines()[:2]
+    (folder / "copies.jsonl").write_text("\n".join([*lines[:1] * 20, *lines[1:]]))
+    for draft in ("ngram", "early_exit:2"):
+        data = answer(folder, draft, "--prompts", folder / "copies.jsonl")
+        assert "copies.jsonl, 19 repeated prompts left out" in data["notes"][0]
+        assert data.get("exits", {}).get("2", data)["prompts"] == 2
+    (folder / "copies.jsonl").write_text("\n".join(lines[:1] * 20))
+    data = answer(folder, "ngram", "--prompts", folder / "copies.jsonl")
+    assert data["prompts"] == 1 and data["intervals"]["tau"]["4"]["95"] is None
 
 
 def test_names_of_drafters_that_are_no_models():

@@ -93,6 +93,16 @@ def test_a_worker_joins_and_its_scores_are_the_searchs(tmp_path: Path) -> None:
     assert announce(session, storage) == "a" and announced(storage, "a").studies != before
 
 
+@pytest.mark.parametrize(
+    "where", ["sqlite:///{}/no.db", "sqlite:///{}/no.db?timeout=9", "{}/no.log"]
+)
+def test_a_worker_makes_no_storage_of_a_name_that_was_mistyped(tmp_path: Path, where: str) -> None:
+    storage = where.format(tmp_path)
+    line = refused("worker", "--storage", storage, "--run", "a")
+    assert f"storage {tmp_path}" in line.replace("sqlite:///", "") and "does not exist" in line
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_worker_trains_along_in_the_runs_folder(world: Path) -> None:
     """What a worker does once shapes are scored: posted trainings, on the texts of the run, until
     the search ends."""

@@ -26,6 +26,7 @@ from archsearch.models.gguf_file import (
 )
 from archsearch.models.load import LoadedTarget, load_target
 from archsearch.models.targets import resolve_drafter, resolve_target
+from archsearch.pipeline.acceptance import find_draft
 
 ARCH = Architecture(
     hidden_size=64,
@@ -141,6 +142,8 @@ def test_a_file_says_its_shape_and_its_precision(
     assert ref.architecture.replace(model_type=arch.model_type) == arch
     assert ref.name == "mine" and ref.file_dtype == dtype and ref.folder is None
     assert ref.place == resolve_drafter(str(file), ref).hub_id == str(file)
+    found = find_draft(str(file))  # measured by `acceptance` too
+    assert found.at_hand and found.ref == ref and found.architecture == ref.architecture
     assert ref.dtype_in(True) == dtype and not caplog.text
     assert ref.dtype_in(False) is None
     assert (f"mine holds {dtype}" in caplog.text) == (dtype != "float16")

@@ -13,6 +13,7 @@ import yaml
 from archsearch import pipeline
 from archsearch.errors import ArchsearchError
 from archsearch.pipeline.compare import _lead, _Opened, _scorer, compare_runs
+from archsearch.pipeline.session import SearchSession
 from archsearch.records import from_data
 from archsearch.report.compare import TERMS, Comparison, compare_section
 from archsearch.report.page import html_page
@@ -104,7 +105,7 @@ def test_a_condition_that_is_the_same_changes_nothing(runs: dict[str, Path]) -> 
 
 
 def test_the_same_winner_another_target_and_what_is_no_run(
-    runs: dict[str, Path], tmp_path: Path
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = compare_runs([runs["one"], runs["again"], runs["other"]])
     assert found.pairs[0].same and found.pairs[0].words().startswith("again has the same winner")
@@ -119,6 +120,7 @@ def test_the_same_winner_another_target_and_what_is_no_run(
     )
     with pytest.raises(ArchsearchError, match="two runs or more"):
         compare_runs([runs["one"]])
+    monkeypatch.setattr(SearchSession, "reopen", None)  # nothing is priced before
     with pytest.raises(ArchsearchError, match="does not exist"):
         compare_runs([runs["one"], tmp_path / "nowhere"])
 

@@ -81,7 +81,8 @@ def test_csv_and_parquet(tmp_path: Path) -> None:
     [
         ("x.csv", b'prompt\n"open', "line 1: not CSV"),
         ("x.csv", b"prompt,category\nfine,a\none,b,c\n", "line 3: not 2 columns"),
-        ("x.csv", b"text\nfine\n", "line 2: none of the fields"),
+        ("x.csv", b"text\nfine\n", "line 1: a CSV file begins with the names of its columns, one"),
+        ("x.jsonl", b'{"prompt": null, "id": 1}', "line 1: 'prompt' is null; remove the row"),
         ("x.parquet", b"PAR1", "cannot read the prompt file"),
         ("x.json", b'[{"prompt": "ok then"}, 7]', "entry 2: a int, not an object"),
         (
