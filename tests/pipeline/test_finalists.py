@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from archsearch.drafts.trainer import choose_finalists
+from archsearch.pipeline.climb.plan import write_texts
 from archsearch.pipeline.climb.trainings import equal_tokens
 from archsearch.runs.state import StateFile
 from archsearch.search import rungs
-from tests.pipeline.test_climb import SPEED, WITHOUT_ROUNDS, Clock, by_law, make
+from archsearch.search.rungs import Plan
+from tests.pipeline.test_climb import PLAN, SPEED, WITHOUT_ROUNDS, Clock, by_law, make
 
 
 @pytest.fixture
@@ -49,6 +52,36 @@ def test_a_finalist_that_time_cut_short_is_not_beaten_for_that(
     assert "tokens when its time was over" in capsys.readouterr().err
     assert trainer.ended[2][1] < 0.7 * trainer.ended[0][1]
     assert trainer.ended[3][0] == trainer.ended[2][0]
+
+
+@pytest.mark.parametrize("plan", [PLAN, WITHOUT_ROUNDS])
+@pytest.mark.parametrize("heldout_s", [5.0, 1000.0])
+def test_the_time_of_held_out_text_counts_in_its_share(
+    tmp_path: Path, clock: Clock, plan: Plan, heldout_s: float
+) -> None:
+    """Without rounds the training text got all of the share once more (4:20 where 2:22 were
+    planned)."""
+    file = StateFile(tmp_path / "rungs.json", 1800.0, clock.now, clock=clock.monotonic)
+    given = []
+
+    def written(seconds: float) -> SimpleNamespace:
+        clock.now += seconds
+        return SimpleNamespace(written_tokens=1)
+
+    def heldout(budget_s: float | None = None) -> SimpleNamespace:
+        return written(0.0 if budget_s is None else min(heldout_s, budget_s))
+
+    def write_training(budget_s: float) -> None:
+        given.append(budget_s)
+        written(budget_s)
+
+    growth = SimpleNamespace(grow=lambda seconds: {})
+    texts = SimpleNamespace(heldout=heldout, write_training_once=write_training, growth=growth)
+    texts.all_training = lambda: [written(0.0)]
+    start = clock.now
+    write_texts(SimpleNamespace(texts=texts, folder=tmp_path), file, plan)
+    assert clock.now - start == pytest.approx(plan.text_s)
+    assert given == [pytest.approx(plan.text_s - min(heldout_s, 0.5 * plan.text_s))]
 
 
 def test_a_killed_training_goes_on_with_the_same_choices(tmp_path: Path, clock: Clock) -> None:

@@ -92,8 +92,8 @@ def write_texts(trainer: DraftTrainer, file: StateFile, plan: Plan) -> None:
     """Held-out text, then the training text, then, in a climb, further answers, until the plan's
     share is used."""
     start = file.clock()
-    trainer.texts.heldout(0.5 * plan.text_s if plan.climbs else None)
-    left = plan.text_s - file.elapsed_s() if plan.climbs else plan.text_s
+    trainer.texts.heldout(0.5 * plan.text_s)
+    left = plan.text_s - file.elapsed_s()
     trainer.texts.write_training_once(max(left, 0.1 * plan.text_s))
     more = trainer.folder / "more_done.json"
     if plan.climbs and not more.exists():
