@@ -192,7 +192,8 @@ def profile(
     name, dtypes = options["engine_name"], options["dtypes"]
     asked = f" --engine {name}" * (name != "transformers")
     asked += f" --dtype {dtypes[0]}" if len(dtypes) == 1 else ""
-    emit(result, profile_text(result, f"{shlex.quote(target or 'T')}{asked}"), as_json)
+    asked = f"{shlex.quote(target or 'T')}{asked}"
+    emit(result, profile_text(result, asked, options["budget_s"]), as_json)
 
 
 engine_argument = click.argument("engine", type=click.Choice(engines_that(has_recipe)))

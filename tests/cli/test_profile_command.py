@@ -87,6 +87,18 @@ def test_profile_engine_then_search_with_its_latencies(
     assert decode > 5e-3 and "WARNING" in call(*SEARCH, "--engine", "openvino").stdout
 
 
+def test_a_budget_that_is_too_short_says_so_and_measures_nothing_else(
+    world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """60 s took 3:24, most of it for rows that no price would use, and named the same command."""
+    monkeypatch.setattr("archsearch.engines.measure.overhead.measure_overhead", None)
+    monkeypatch.setattr("archsearch.profiling.cpu_sweep.sweep", lambda *_, **__: 0)
+    asked = ("profile", "--gpu", "cpu", "--target", "target", "--space", "tiny.yaml")
+    said = call(*asked, "--budget", "60s", "--output", "p").stdout
+    assert "no model yet" in said and "Too little was measured to price anything" in said
+    assert said.strip().endswith("--target target --budget 5m --output p")
+
+
 @pytest.mark.campaign
 def test_profile_end_to_end(world: Path) -> None:
     """A real sweep of the tiny world, twice: the second continues; then a check."""

@@ -209,7 +209,7 @@ def test_rounds_of_an_engine_are_measured_in_it(
     assert len(rows) == told.new_rows and {
         dict(RoundShape.of(row).options)["async_scheduling"] for row in rows
     } == {"0"}
-    assert f"{len(rows)} rounds measured in the engine" in profile_text(result, "T")
+    assert f"{len(rows)} rounds measured in the engine" in profile_text(result, "T", 1.0)
     again = profile_device(request(**asked)).measured.rounds["bfloat16 graph"]
     assert again.new_rows == 14 - len(rows)
 
@@ -249,6 +249,7 @@ def test_points_that_do_not_fit_are_listed(stand_in: Path, monkeypatch: pytest.M
     result = profile_device(request(modes=("graph",), budget_s=1.0, check=0))
     assert result.measured.skipped and result.rows == 0
     assert isinstance(result.models["bfloat16 graph"], NoModel)
-    text = profile_text(replace(result, folder="p/my gpu"), "T")
-    after = f"profile --gpu {result.device} --target T --output 'p/my gpu'"
+    text = profile_text(replace(result, folder="p/my gpu"), "T", 400.0)
+    assert "Too little was measured to price anything" in text
+    after = f"profile --gpu {result.device} --target T --budget 14m --output 'p/my gpu'"
     assert text.endswith(f"\n\nNext: archsearch {after}"), "a search would find nothing there"

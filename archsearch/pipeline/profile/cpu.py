@@ -145,7 +145,8 @@ def _probe_slowdown(bench: Bench, dtype: str) -> Callable[[], float]:
 
 
 def _measure_engine(run: ProfileRun, bench: CpuBench, dtypes: list[str]) -> None:
-    """Engine rows for each dtype that has none yet for this vocabulary."""
+    """Engine rows for each dtype that has none yet for this vocabulary, where drafts can be priced:
+    they take a minute each, which the budget does not count."""
     from archsearch.engines.measure.overhead import measure_overhead
 
     subject, profile = run.reference, run.profile
@@ -153,7 +154,7 @@ def _measure_engine(run: ProfileRun, bench: CpuBench, dtypes: list[str]) -> None
         subject = ENGINE_STAND_IN.replace(vocab_size=subject.vocab_size)
     for dtype in dtypes:
         known = {EngineShape.of(row).vocab_size for row in profile.select("engine", dtype, "eager")}
-        if subject.vocab_size not in known:
+        if subject.vocab_size not in known and _has_model(profile, dtype):
             with ProgressLine(f"what transformers adds, {dtype}") as line:
                 for row in measure_overhead(bench, subject, dtype, progress=line):
                     profile.record(row)

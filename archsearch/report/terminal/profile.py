@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -241,7 +242,7 @@ def _gpu_lines(measured: GpuSweeps) -> list[str]:
     return lines
 
 
-def profile_text(result: Profiled, asked: str) -> str:
+def profile_text(result: Profiled, asked: str, budget_s: float) -> str:
     """What `profile` prints; `asked`: the target, and the engine where it is another one."""
     first = "Profile {0.folder}: {0.rows} rows, {0.new_rows} new, {0.noisy_share:.0%} noisy."
     lines = [first.format(result)]
@@ -258,7 +259,9 @@ def profile_text(result: Profiled, asked: str) -> str:
         lines += [ERRORS.format(*each) for each in kinds if each[1]]
     after, folder = f"search --target {asked} --profile", shlex.quote(result.folder)
     if all(isinstance(model, NoModel) for model in result.models.values()):
-        after = f"profile --gpu {result.device} --target {asked} --output"
+        lines.append("Too little was measured to price anything: the command below goes on.")
+        minutes = max(5, math.ceil(2 * budget_s / 60))
+        after = f"profile --gpu {result.device} --target {asked} --budget {minutes}m --output"
     return "\n".join([*lines, "", f"Next: archsearch {after} {folder}"])
 
 
