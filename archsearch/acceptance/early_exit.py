@@ -48,8 +48,6 @@ def exit_traces(
             f"early exit needs a model with a final `norm`; {type(base).__name__} has none by that"
             " name"
         )
-    if not sequences:
-        raise ArchsearchError("there is no text to measure acceptance on; generate some first")
     weight = target.get_output_embeddings().weight
     found: dict[int, list[np.ndarray]] = {
         layer: [np.zeros(0, bool)] * len(sequences) for layer in layers

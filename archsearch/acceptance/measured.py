@@ -48,10 +48,9 @@ class Trace:
 
     `agreements` [tokens] bool: both argmaxes are the same token. `ended`: which texts end by
     themselves, with the end token last (the others were cut at a length); empty where that was not
-    recorded. Sampled text (`temperature` > 0) has two arrays more: `chances` [tokens] = min(1, q(x)
-    / p(x)) at the target's token x, and `overlaps` [tokens] = sum of min(p, q). `confidences`
-    [tokens]: the probability that the draft gives its most likely token, on greedy text (empty in
-    files of earlier versions): what a chain lets it stop by.
+    recorded. Sampled text (`temperature` > 0) has two arrays more, `chances` and `overlaps`
+    [tokens]. `confidences` [tokens]: the probability that the draft gives its most likely token, on
+    greedy text (empty in files of earlier versions): what a chain lets it stop by.
     """
 
     agreements: tuple[np.ndarray, ...]
@@ -226,8 +225,8 @@ def sampling_trace(
     hidden]: the target's (default: the text cache's), for its logits.
 
     Both distributions get the same temperature and top-p. A vocabulary shorter or longer than the
-    target's (padding rows) is compared on the ids that both have. Raises as `agreement_trace`, and
-    for settings out of range. Raises ArchsearchError at temperature 0, which is greedy text.
+    target's (padding rows) is compared on the ids that both have. Raises as `agreement_trace`, for
+    settings out of range and at temperature 0, which is greedy text.
     """
     import torch
     from torch.nn import functional

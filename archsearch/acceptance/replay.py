@@ -83,8 +83,7 @@ def walked(
     tokens)."""
     chances = np.asarray(chances, dtype=np.float64)
     tokens = int(chances.shape[0])
-    # Rounds start before `last`: later ones have no room for gamma + 1 tokens (max_new_tokens cuts
-    # them).
+    # Later rounds have no room for gamma + 1 tokens.
     last = (
         (tokens if limit is None else max(limit, tokens)) - gamma
         if limit is not None or not ended
@@ -107,8 +106,7 @@ def walked(
         if start_at[s]:
             start_at[s + 1 : s + gamma + 2] += start_at[s] * lengths[s]
     if ended:
-        # The round that writes the end token is cut by it: leave out what would reach to or over
-        # the last token.
+        # without those that would reach to or over the end token
         ends = np.arange(starts)[:, None] + np.arange(1, gamma + 2)[None, :]
         lengths = np.where(ends < tokens, lengths, 0.0)
     return start_at[:starts], lengths

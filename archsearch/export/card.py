@@ -204,12 +204,7 @@ def _confirmed_words(found: Confirmed) -> str:
     if found.padded_when_served:
         parts.append("archsearch ran it with the kept rows of the head only (see The head).")
     alone, together = found.baseline_tokens_per_s, found.tokens_per_s
-    parts.append(f"{alone:.1f} tokens/s alone, {together:.1f} with the draft.")
-    if found.undecided:
-        again = "`archsearch confirm` it again with nothing else running"
-        parts.append(f"NOT DECIDED: {found.undecided}. {again}.")
-    else:
-        parts.append(f"{found.answer}.")
+    parts.append(f"{alone:.1f} tokens/s alone, {together:.1f} with the draft. {found.answer}.")
     if found.predicted_speedup is not None:
         error = found.relative_error
         off = f" ({100 * error:+.1f} % off)" if error is not None else ""

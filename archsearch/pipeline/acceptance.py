@@ -155,12 +155,10 @@ def find_draft(name: str) -> DraftRef:
 
 def measure_acceptance(request: AcceptanceRequest) -> DraftAcceptance:
     """alpha, acceptance by position and tau at gamma 1..8 of a draft, on text that the target
-    writes for the prompts.
+    writes for the prompts; also written to `request.output`.
 
-    The text is kept (`request.cache`, by default under the user's cache folder), so another draft
-    on the same prompts takes seconds. Returns what `request.output` gets as JSON. Raises
-    ArchsearchError: a target or draft without weights, tokenizers that differ, prompts that are too
-    short, answers too short for a single round.
+    Raises ArchsearchError: a target or draft without weights, tokenizers that differ, prompts that
+    are too short, answers too short for a single round.
     """
     request.check()
     target, kind = resolve_target(request.target), untrained(request.draft)
@@ -352,8 +350,8 @@ def written_text(
     """(text of the target, ids that end an answer, notes): from the cache, or written now and kept
     there.
 
-    The cache is found by what the target is (name, files), not by its weights, so a second draft
-    needs no target at all.
+    The cache (by default in the user's) is found by what the target is (name, files), so a second
+    draft needs no target at all.
     """
     from archsearch.models.load import load_target
     from archsearch.text.cache import TextCache

@@ -60,14 +60,10 @@ class EstimateRequest:
     """What `archsearch estimate` was asked.
 
     `drafts`: names as `models.targets.resolve_drafter` takes them. `alpha`: `prior`, or a
-    number; `gamma` None: the best of 1 to 16. `tau`: instead of alpha, tokens a round at `gamma`.
-    `trained_tokens`: of the target's text that the drafts saw (None: as known of each). `training`:
-    how the drafts were trained, see `acceptance.estimator.TRAININGS`; None: as known of each.
-    `engines` and `engine_versions` (`0.16.0`, or `vllm=0.16.0`): instead of the engine of `asked`;
-    each pair is priced in each. `mix`: what scores are over, with `asked` of its heaviest part
-    (`serving.asked_mix`); None: over the workload of `asked` alone. `training_budget_s`:
-    device-seconds that alphas of drafters assume which nobody has published (None: the device's
-    default). `tree`: `topk,steps,tokens` of the tree that heads draft; None: a chain.
+    number; `gamma` None: the best of 1 to 16. `tau` (at `gamma`), `trained_tokens`, `training`: as
+    of `AcceptanceRequest`. `engines` and `engine_versions` (`0.16.0`, or `vllm=0.16.0`): instead of
+    the engine of `asked`; each pair is priced in each. `mix`, `training_budget_s`: as of
+    `SearchRequest`. `tree`: `topk,steps,tokens` of the tree that heads draft; None: a chain.
     """
 
     target: str

@@ -1,11 +1,9 @@
 """Several processes do one search: `--workers N` here, `archsearch worker` from any machine that
 reaches the storage.
 
-Who starts a search announces it: a study of its own in the storage holds the arguments, the prior
-that it began with and what the user's text covers. A worker reads that, makes the same scorer and
-asks the same Optuna studies for shapes (`search.samplers`); one that prices shapes otherwise
-(another profile, another version) is refused. Where it reaches the folder of a search that trains,
-it then claims trainings and confirmations (`pipeline.shared_work`).
+Who starts a search announces it in a study of its own (`Announced`). A worker reads that, makes the
+same scorer and asks the same Optuna studies for shapes (`search.samplers`). Where it reaches the
+folder of a search that trains, it then claims trainings and confirmations (`pipeline.shared_work`).
 
 Whoever wants to look on has Optuna's own dashboard on the studies of a run (`archsearch
 dashboard`).

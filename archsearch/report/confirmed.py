@@ -70,11 +70,10 @@ def section_confirmed(
     counts = ((name, getattr(confirmed, name)) for name in ("prompts", "tokens", "rounds"))
     counted = ", ".join(f"{count:,} {name}" for name, count in counts if count is not None)
     stale = alpha is not None and confirmed.is_stale(alpha)
-    again = "Confirm it again with nothing else running"
     doubts = {
         "The draft was trained further after this confirmation; the figures are of the weights"
         " before.": stale,
-        f"Not decided: {confirmed.undecided}. {again}.": confirmed.undecided,
+        f"{confirmed.answer}.": confirmed.undecided,
         unprofiled_words(confirmed): True,
         f"Identity in float32 was not checked: {confirmed.identical_output_unchecked}": (
             confirmed.identical_output_unchecked

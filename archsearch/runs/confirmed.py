@@ -104,7 +104,9 @@ class Judged(ByPrompt):
 
     @property
     def answer(self) -> str:
-        """Whether speculation pays, by the whole interval, of what is not `undecided`."""
+        """Whether speculation pays, by the whole interval."""
+        if self.undecided:
+            return f"Not decided: {self.undecided}. Confirm it again with nothing else running"
         low, high = self.interval
         if low > 1.0 or high < 1.0:
             return f"Speculation {'pays' if low > 1.0 else 'does not pay'}"

@@ -3,7 +3,7 @@ one line; which study a search has there.
 
 The journal file outlives a SIGKILL. Optuna's own lock is a symbolic link, which a killed process
 leaves behind: its owner is waited for for 30 s, and where the journal was named by a relative path
-for ever. The lock here is the kernel's (flock), which dies with its process.
+for ever. The lock here is the kernel's (`files.locked`).
 
 Each question has a study of its own, named by a digest of its identity, so that searches that share
 a storage never take each other's scores for their own. The identity lists what is known to matter
@@ -21,7 +21,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -46,21 +45,10 @@ MAKING_S: Final = 0.5
 
 @contextmanager
 def alone(path: str) -> Iterator[None]:
-    """A block during which no other process writes the journal file; without `fcntl` (Windows)
-    under Optuna's open lock, on an absolute path."""
-    if find_spec("fcntl") is not None:
-        with open(path, "ab") as handle:  # closing it unlocks
-            locked(handle, wait=True)
-            yield
-        return
-    from optuna.storages.journal import JournalFileOpenLock
-
-    lock = JournalFileOpenLock(os.path.abspath(path))
-    lock.acquire()
-    try:
+    """A block during which no other process writes the journal file."""
+    with open(path, "ab") as handle:  # closing it unlocks
+        locked(handle, wait=True)
         yield
-    finally:
-        lock.release()
 
 
 def without_password(storage: str | None) -> str | None:
@@ -142,11 +130,9 @@ def open_storage(where: str | Path, *, new: bool = True) -> BaseStorage:
     if not new and "://" not in file and not Path(file.removeprefix("file:")).is_file():
         name = without_password(text)
         raise ArchsearchError(f"storage {name} does not exist; name the one of the search")
-    if text.startswith(GRPC):
-        return _grpc(text)
     if "://" in text:
         with storage_errors(text):
-            return _database(text)
+            return _grpc(text) if text.startswith(GRPC) else _database(text)
     from optuna.storages import JournalStorage
 
     with writing(text, "choose a folder you can write to"):
@@ -177,13 +163,12 @@ def _grpc(text: str) -> BaseStorage:
         raise ArchsearchError(
             f"storage {text} is no address of a proxy; write grpc://host:{GRPC_PORT}"
         )
-    with storage_errors(text):
-        from optuna.storages import GrpcStorageProxy
+    from optuna.storages import GrpcStorageProxy
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Optuna calls it experimental
-            proxy = GrpcStorageProxy(host=host, port=int(port or GRPC_PORT))
-        proxy.wait_server_ready(timeout=GRPC_TIMEOUT_S)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Optuna calls it experimental
+        proxy = GrpcStorageProxy(host=host, port=int(port or GRPC_PORT))
+    proxy.wait_server_ready(timeout=GRPC_TIMEOUT_S)
     return proxy
 
 

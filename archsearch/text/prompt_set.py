@@ -28,10 +28,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Prompts to train on and prompts kept apart to measure on.
-
-    Of the held-out ones half choose (acceptance of finalists, their order, the draft's vocabulary)
-    and half confirm: a draft that was chosen on a prompt looks better on it than it is.
+    """Of the held-out prompts half choose (acceptance of finalists, their order, the draft's
+    vocabulary) and half confirm: a draft that was chosen on a prompt looks better on it than it is.
     """
 
     train: list[Prompt]

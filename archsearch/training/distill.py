@@ -8,9 +8,8 @@ Schedule: a warm-up, a stable trunk, and a linear anneal to zero over the last p
 B and then to 2B ends where training to 2B ends. For learning curves and rungs a running mean of the
 trunk's weights (`looks.RunningMean`) replaces an anneal.
 
-Once a text has taught what it can, epochs learn it by heart and held-out acceptance falls. With
-`keep_best` the weights of the best look stay. With `patience` a training ends where looks no longer
-rise; on more text it goes on from its best look.
+Once a text has taught what it can, epochs learn it by heart and held-out acceptance falls. On more
+text a training that ended there goes on from its best look.
 """
 
 from __future__ import annotations
@@ -106,10 +105,9 @@ def distill(
 
     The alpha curve is measured on `heldout`; without it on texts of the (first) cache that are kept
     out of training either way. With `checkpoint_dir` the state is written there every
-    `checkpoint_every_s` seconds, at the end and on Ctrl-C; a run that finds one there goes on
-    exactly where it stopped, with a larger budget from where its anneal began. Raises
-    ArchsearchError for a checkpoint of another draft, cache or settings, and RunFailed when the
-    loss stops being a number (the last good checkpoint stays).
+    `checkpoint_every_s` seconds, at the end and on Ctrl-C; a run that finds one there goes on.
+    Raises ArchsearchError for a checkpoint of another draft, cache or settings, and RunFailed when
+    the loss stops being a number (the last good checkpoint stays).
     """
     caches = [cache] if isinstance(cache, TextCache) else list(cache)
     if len({c.target_fingerprint for c in caches}) != 1:

@@ -140,7 +140,10 @@ def test_what_speaks_against_a_draft_is_said_too() -> None:
     assert "4,868 tokens in 75 s" in card
     undecided = replace(close, undecided="the machine was disturbed")
     card = card_of(ARCH, gamma=1, record=DraftRecord(None, undecided))
-    assert "NOT DECIDED" in card and "Too close to call" not in card
+    assert (
+        "Not decided: the machine was disturbed. Confirm it again" in card
+        and "Too close to call" not in card
+    )
 
 
 def test_what_is_not_known_is_left_out() -> None:
