@@ -485,11 +485,10 @@ in 75 %, which no 5 to 95 % can be."""
 def is_disturbed(median: float, pooled: float, steady: float | None) -> bool:
     """Whether what else ran on the machine moved a speed-up counted in two ways.
 
-    `median`: over prompts of time per token alone / with the draft; `pooled`: all tokens over all
-    seconds of both; `steady`: tokens a pass by median times (None: not known). Prompts run back to
-    back, so a busy machine moves the pooled figure first, which no interval over prompts can see:
-    it is more than 15 % from both others. Prompts that accept much more than most move it away from
-    the median alone: their passes take what others take.
+    `median`, `pooled`, `steady`: as of `ByPrompt`. Prompts run back to back, so a busy machine
+    moves the pooled figure first, which no interval over prompts can see: it is far from both
+    others. Prompts that accept much more than most move it away from the median alone: their passes
+    take what others take.
     """
     return min(abs(pooled / each - 1.0) for each in (median, steady or median)) > DISTURBED_GAP
 

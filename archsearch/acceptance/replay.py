@@ -15,10 +15,8 @@ whatever happened before, and a round that starts at s writes 1 + k tokens with 
 a[s+k-1] (1 - a[s+k]). The chance that some round starts at each token follows by one pass over the
 text, and with it the expected number of rounds. Greedy text is the case a = 0 or 1.
 
-Which rounds count, as `engines.child.answers.drafting_rounds` has it: of a text cut at a length
-n those that could have written gamma + 1 tokens before n (so the cut does not look like a
-rejection, nor is a short round near the end preferred to a long one); of a text that ended by
-itself all but the round that wrote its end token.
+Which rounds count: as `engines.child.answers.drafting_rounds` has it, so that a cut does not look
+like a rejection, nor is a short round near the end preferred to a long one.
 """
 
 from __future__ import annotations
@@ -50,7 +48,6 @@ class Replay:
 
     @property
     def tau(self) -> float:
-        """Mean tokens per whole round."""
         return self.resampled.value
 
     def estimate(self) -> Estimate:

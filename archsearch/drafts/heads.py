@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 from archsearch.acceptance.replay import Replay, replay_chains, replays
 from archsearch.drafters.forms import auxiliary_layers
 from archsearch.drafters.heads import Eagle3
-from archsearch.drafts.trainer import LOOK_RATIO, PATIENCE, DraftTrainer
+from archsearch.drafts.trainer import LOOK_RATIO, PATIENCE, DraftTrainer, of_run
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.files import atomic_path
 from archsearch.models.files import HEAD_FAMILIES, HeadFamily, has_weights, head_family_of
-from archsearch.progress import ProgressLine
+from archsearch.progress import ProgressLine, say
 from archsearch.records import load, save
 from archsearch.training.pace import Slowdown
 
@@ -121,6 +121,13 @@ class HeadRecord:
     loss_curve: tuple[tuple[float, float], ...] = ()
     taken_from: str = ""
 
+    def better_than(self, later: HeadRecord) -> bool:
+        """Whether it writes more tokens a round, on the same text, than the head it became."""
+        ours, theirs = self.heldout, later.heldout
+        same = self.plan == later.plan and ours.judged[:1] == theirs.judged[:1]
+        gamma = max(ours.tau.keys() & theirs.tau.keys(), default=0)
+        return same and gamma > 0 and ours.tau[gamma].value > theirs.tau[gamma].value
+
 
 @dataclass(frozen=True, slots=True)
 class TrainedHead:
@@ -214,30 +221,28 @@ class HeadTrainer:
                 progress=line,
             )
         matches = _matches(head, choosing, plan.gamma)
-        self._save(head.to("cpu"), folder, caches[0])
         run = result.run
         every = max(1, math.ceil(len(run.loss_curve) / LOSSES_KEPT))
         record = HeadRecord(
             plan,
-            run.seconds,
-            run.tokens,
-            _acceptance(matches, plan.gamma),
-            run.steps,
-            run.tokens_per_s,
+            **of_run(run),
+            heldout=_acceptance(matches, plan.gamma),
             rows=len(vocabulary.token_ids),
             aux_layers=choosing.layers,
             auxiliary_s=auxiliary_s,
             vocabulary_coverage=vocabulary.coverage,
             text_tokens=sum(cache.written_tokens for cache in caches),
-            epoch_tokens=run.epoch_tokens,
-            stopped=run.stopped,
             prompts=trainer.prompts.source,
             seed=seed,
-            slowdowns=run.slowdowns,
             best=result.best.to_dict(),
             curve=tuple(point.to_dict() for point in result.curve),
             loss_curve=tuple((point.seconds, point.value) for point in run.loss_curve[::every]),
         )
+        if before is not None and has_weights(folder) and before.better_than(record):
+            say(f"the weights of {folder} stay as they were: more training made them no better")
+            save(folder / RECORD, replace(record, heldout=before.heldout, best=before.best))
+            return load_head(folder)
+        self._save(head.to("cpu"), folder, caches[0])
         return _kept(folder, record, matches)
 
     def take(self, head: Eagle3Head, plan: HeadPlan, texts: TextCache, **said: Any) -> TrainedHead:

@@ -28,7 +28,7 @@ from archsearch.drafts.texts import RunTexts
 from archsearch.files import digest, read_json, write_json
 from archsearch.models.files import has_weights
 from archsearch.progress import ProgressLine, say
-from archsearch.records import as_data, load, save
+from archsearch.records import encoded, load, save
 from archsearch.search.objective import Score
 from archsearch.speedup import alpha_of_divergence
 from archsearch.text.prompt_set import PromptSet
@@ -237,18 +237,12 @@ class DraftTrainer:
             folder / "training.json",
             {
                 "architecture": arch.to_dict(),
-                "seconds": result.seconds,
-                "steps": result.steps,
-                "tokens": result.tokens,
-                "tokens_per_s": result.tokens_per_s,
+                **encoded(of_run(result)),
                 "seed": seed,
-                "slowdowns": [as_data(seen) for seen in result.slowdowns],
                 "vocabulary_coverage": vocabulary.coverage if vocabulary else 1.0,
                 "text_tokens": caches[0].written_tokens,
                 "prompts": self.prompts.source,
                 "distinct_tokens": sum(cache.written_tokens for cache in caches),
-                "epoch_tokens": result.epoch_tokens,
-                "stopped": result.stopped,
                 **kept,
                 "looks": [_look(point, result) for point in result.alpha_curve],
                 "alpha_curve": [[point.seconds, point.value] for point in result.alpha_curve],
@@ -264,9 +258,9 @@ class DraftTrainer:
         )
 
     def _better(self, folder: Path, trace: Trace) -> tuple[Trace, dict[str, object]] | None:
-        """Where the weights that an earlier call left in `folder` are better than those of `trace`,
-        which more training made of them: their own trace, and what training.json says of them. A
-        trunk that goes on from before an anneal need not come as far again."""
+        """Where an earlier call left better weights in `folder` than those of `trace`: their trace,
+        and what training.json says of them. A trunk that goes on from before its anneal need not
+        come as far again."""
         if not (has_weights(folder) and (folder / "training.json").is_file()):
             return None
         before = Trace.load(folder / "trace.npz")
@@ -298,6 +292,12 @@ class DraftTrainer:
         away = torch.cat(states).float().mean(0)  # what padding rows point away from
         save_draft(draft, folder, tokenizer=self.tokenizer, mean_hidden=away)
         return {"divergence": {"nats": nats, "alpha": known * alpha_of_divergence(nats)}}
+
+
+def of_run(result: DistillResult) -> dict[str, Any]:
+    """What every training record says of its run."""
+    names = "seconds steps tokens tokens_per_s slowdowns epoch_tokens stopped".split()
+    return {name: getattr(result, name) for name in names}
 
 
 def choose_finalists(ranked: Sequence[Score], count: int) -> list[Score]:

@@ -153,8 +153,7 @@ def save_draft(
     gamma: int | None = None,
     mean_hidden: Tensor | None = None,
 ) -> None:
-    """Write `model` as a draft folder; other files in `folder` stay. Weights come last: a new
-    folder with weights is whole.
+    """Write `model` as a draft folder, weights last; other files in `folder` stay.
 
     `gamma` goes to generation_config.json (transformers obeys it there); `mean_hidden` shapes the
     padding rows. Kept rows survive a round trip exactly in the model's dtype.

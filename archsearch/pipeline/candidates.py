@@ -47,8 +47,8 @@ COPIED_TO_RANK = (
 
 
 def copy_draft(source: Path, destination: Path, gamma: int) -> None:
-    """Copy the files of a draft folder, each by rename; weights last, so that a folder with weights
-    is whole. Gamma is written where transformers reads it: generation_config.json."""
+    """Copy the files of a draft folder, each by rename, weights last. Gamma is written where
+    transformers reads it: generation_config.json."""
     (destination / WEIGHTS_FILE).unlink(missing_ok=True)
     for name in sorted(COPIED_TO_RANK, key=lambda name: name == WEIGHTS_FILE):
         if (source / name).is_file():

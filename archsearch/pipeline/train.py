@@ -17,7 +17,7 @@ from archsearch.drafts.records import TrainedDraft, trained_draft
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
-from archsearch.files import read_json, write_json
+from archsearch.files import write_json
 from archsearch.models.files import HEAD_FAMILIES, has_weights, head_family_of
 from archsearch.models.targets import resolve_drafter
 from archsearch.needs import Needs
@@ -116,7 +116,8 @@ def train_rank(path: Path, rank: int, budget_s: float, taken: Taken | None = Non
     copy_draft(draft.folder, best, renewed.gamma)
     forget(path, INDEPENDENT, CHAIN)
     write_report(session.run, session)
-    training = TrainingRecord.from_dict(read_json(draft.folder / TRAINING_FILE, "training record"))
+    training = read_training(draft.folder)
+    assert training is not None
     kinds = draft.alpha_by_category
     return Trained(path, rank, score, renewed, training, kinds, text, expected)
 
@@ -300,7 +301,8 @@ NARROW_ABOVE: Final = 0.10
 
 def text_verdict(scorer: Scorer, trainer: DraftTrainer, draft: TrainedDraft) -> TextVerdict:
     """The verdict on the text that `draft` learnt; kept in the run folder for the report."""
-    record = TrainingRecord.from_dict(read_json(draft.folder / TRAINING_FILE, "training record"))
+    record = read_training(draft.folder)
+    assert record is not None
     answers = trainer.texts.training().sequences
     prompts = trainer.prompts
     stand = TextStand(

@@ -128,8 +128,7 @@ class Candidate:
 
     @property
     def has_weights(self) -> bool:
-        """Whether it was trained: weights are written last, so a folder that holds them is
-        whole."""
+        """Whether it was trained."""
         return has_weights(self.folder)
 
     def training(self) -> TrainingRecord | None:

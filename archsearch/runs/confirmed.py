@@ -55,8 +55,7 @@ class TermErrors:
         """What each term and the rest bring to `relative_error` of the speed-up (predicted /
         measured - 1); they add up to it.
 
-        The parts of ln(predicted / measured) are scaled by one factor. "rest": the measured
-        speed-up is a median of ratios, which the medians of the terms do not give exactly.
+        The parts of ln(predicted / measured) are scaled by one factor.
         """
         total = math.log1p(relative_error)
         logs = {name: float(getattr(self.log_error, name)) for name in TERMS}

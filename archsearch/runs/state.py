@@ -104,7 +104,7 @@ class FinalistsEntry:
     `predicted`: their scores before; `tokens`: that all of them reach, None for a single one or
     before the speed is known; `longer`: None before all have been trained alike; `foreseen`: tokens
     that each would end at as the best one, at the speed measured by then. `writing`: text being
-    written for them, `texts`: what was. (Version 0.1.0 had shares of time instead: not read.)
+    written for them, `texts`: what was.
     """
 
     shapes: tuple[Architecture, ...]

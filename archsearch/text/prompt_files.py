@@ -196,13 +196,11 @@ def read_texts(path: Path) -> list[str]:
 def _json_texts(path: Path, content: str) -> list[str]:
     texts = []
     for number, row in _json_lines(content):
-        if isinstance(row, Faulty):
-            raise ArchsearchError(f"text file {path}, line {number}: {row}")
-        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-            raise ArchsearchError(
-                f'text file {path}, line {number}: no text field; write {{"text": "..."}}'
-            )
-        texts.append(row["text"])
+        text = row.get("text") if isinstance(row, dict) else None
+        if not isinstance(text, str):
+            why = row if isinstance(row, Faulty) else 'no text field; write {"text": "..."}'
+            raise ArchsearchError(f"text file {path}, line {number}: {why}")
+        texts.append(text)
     return texts
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from archsearch.acceptance.measured import Trace
-from archsearch.drafts.heads import HeadPlan, HeadTrainer
+from archsearch.drafts.heads import HeadPlan, HeadTrainer, load_head
 from archsearch.drafts.records import ShortTraining, load_trained, paired_logit_std
 from archsearch.drafts.texts import RunTexts
 from archsearch.drafts.trainer import DraftTrainer, choose_finalists
@@ -144,6 +144,24 @@ def test_a_head_that_is_known_beforehand_needs_no_second_reading(
         "answers",
         "heldout",
     }
+
+
+def test_a_head_that_went_on_never_replaces_a_better_one(
+    trainer: DraftTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh = DraftTrainer(trainer.loaded, trainer.prompts, tmp_path, answer_tokens=8)
+    fresh.texts.write_training(60.0)
+    plan, found = HeadPlan("medusa", gamma=2, rows=128), []
+    for share, seconds in ((0.5, 0.2), (0.0, 0.4), (1.0, 0.6)):
+        rows = [np.arange(14).reshape(7, 2) < 14 * share] * 20
+        monkeypatch.setattr("archsearch.drafts.heads._matches", lambda *_, rows=rows: rows)
+        head = HeadTrainer(fresh).train(plan, seconds)
+        weights = (head.folder / "model.safetensors").read_bytes()
+        found.append((weights, head.taus, head.record.best, load_head(head.folder).taus))
+        assert head.record.seconds >= seconds
+    first, worse, better = found
+    assert worse == first and worse[1] == worse[3]
+    assert better[0] != first[0] and better[1][2].value == 3.0 == better[3][2].value
 
 
 def test_pairing_removes_what_texts_share() -> None:
