@@ -191,9 +191,7 @@ def confirm_rank(
     confirmed.json. Where no `gammas` are asked for, a draft that gains by `stopping` where it is
     unsure, by replay, runs so beside its gamma.
 
-    The prediction beside it is the score's: latency from the profile, tau from the trace on
-    held-out text; and once more with the tau that the engine counted, which leaves the latency's
-    error. Raises MissingDataError for a rank without weights.
+    Raises MissingDataError for a rank without weights.
     """
     bench = Bench(session, choice or EngineChoice(), trainer)
     _check_rank(bench, session.run.score(rank))
@@ -449,11 +447,7 @@ def confirm_load(
     session: SearchSession, request: LoadRequest, choice: EngineChoice | None = None
 ) -> LoadRecord:
     """Run a candidate at several concurrencies and write load-<engine>.json: predicted beside
-    measured, term by term.
-
-    With synthetic acceptance the engine accepts by chance at the predicted rates: times are real,
-    the text is not the target's.
-    """
+    measured, term by term."""
     synthetic = request.synthetic or not has_weights(session.run.best_dir(request.rank))
     numbers = sorted(set(request.concurrencies))
     case = _Case.of(

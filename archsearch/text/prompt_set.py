@@ -48,7 +48,7 @@ class PromptSet:
 
     @property
     def confirming(self) -> list[Prompt]:
-        """The held-out prompts that no choice has seen; all where there are too few to split."""
+        """The held-out prompts that no choice has seen; all where too few to split."""
         return self._half(1) if self.split else list(self.heldout)
 
     def _half(self, which: int) -> list[Prompt]:

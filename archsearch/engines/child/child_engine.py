@@ -131,11 +131,7 @@ class Child:
         return self._process.poll() is None
 
     def ask(self, request: Mapping[str, object]) -> dict[str, Any]:
-        """Send `request`, return what is under "ok" in the answer.
-
-        Raises ArchsearchError for what the user can mend, RunFailed where the engine fails, ends,
-        runs out of memory or does not answer within `timeout_s` seconds.
-        """
+        """Send `request`, return what is under "ok" in the answer. Raises as the class says."""
         try:
             self._stdin.write(json.dumps(dict(request)) + "\n")
             self._stdin.flush()

@@ -318,7 +318,7 @@ def _under_load(trace: Trace, variant: Variant, concurrency: int) -> UnderLoad:
 def schedule_verdict(
     results: Results, schedule: str, fixed: Sequence[str], concurrencies: Iterable[int]
 ) -> list[ScheduleVerdict]:
-    """For each concurrency the schedule against the best of always off (1.0) and every fixed gamma.
+    """The verdict at each concurrency.
 
     Each setting is a process of its own, so START_STD is in the margin: the same gamma in two
     starts differs by that much.
