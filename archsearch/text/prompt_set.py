@@ -121,7 +121,7 @@ def load_prompt_set(
 
 def distinct(prompts: Sequence[Prompt]) -> tuple[list[Prompt], str]:
     """Each prompt once, and how many were left out, "" for none: a copy would be trained on and
-    measured on, or counted as another text, which makes intervals too narrow."""
+    measured on, or narrow an interval."""
     found = list({prompt.messages: prompt for prompt in reversed(prompts)}.values())[::-1]
     copies = len(prompts) - len(found)
     return found, f", {copies} repeated prompts left out" if copies else ""
