@@ -48,6 +48,7 @@ class Replay:
 
     @property
     def tau(self) -> float:
+        """Mean tokens a round."""
         return self.resampled.value
 
     def estimate(self) -> Estimate:
