@@ -17,10 +17,11 @@ from typing import Any, Final
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.experts import ROUTING_SKEW
 from archsearch.architecture.ops import Attention, Op
-from archsearch.latency.datasheet import FORMAT_SHARE, FORMAT_STD
+from archsearch.hardware.device import Device
+from archsearch.latency.datasheet import FORMAT_SHARE, FORMAT_STD, KERNEL_S, datasheet_s
 from archsearch.latency.ops import SHORT, VERIFY_STD, Answer
 from archsearch.profiles import Profile
-from archsearch.workload import WEIGHT_BYTES
+from archsearch.workload import DTYPE_BYTES, WEIGHT_BYTES
 
 FLASH: Final = "FlashAttention 2"
 
@@ -37,11 +38,14 @@ class Serving:
 
 # By major compute capability. From the shipped profiles (aiconfigurator-core 0.12.0):
 # `kernel_sources` of vLLM 0.14 on A100 and 0.24 on H100, H200 and B200, and `row_relative_std`:
-# vLLM against TensorRT-LLM and SGLang on the same shapes.
+# vLLM against TensorRT-LLM and SGLang on the same shapes. What else vLLM runs FlashAttention 2 on:
+# v1/attention/backends/fa_utils.py (version 3 on major 9, 4 on 10, else 2) and platforms/cuda.py
+# (FLASH_ATTN first but on 10), the same from 0.12 to 2026-03.
 SERVING: Final[dict[int, Serving]] = {
-    8: Serving("Ampere", FLASH, 0.18),
+    8: Serving("Ampere and Ada", FLASH, 0.18),
     9: Serving("Hopper", "FlashAttention 3", 0.17),
     10: Serving("Blackwell", "FlashInfer's TensorRT-LLM kernels", 0.07),
+    12: Serving("Blackwell of workstations", FLASH, 0.18),
 }
 UNKNOWN: Final = Serving("this GPU", "a kernel of its own choice", 0.18)
 KERNELS: Final = {  # as importers name them
@@ -52,9 +56,9 @@ KERNELS: Final = {  # as importers name them
 }
 
 
-def serving_attention(profile: Profile) -> Serving:
-    """What vLLM would run on the profile's GPU."""
-    major = str(profile.device.get("compute_capability") or "").partition(".")[0]
+def serving_attention(compute_capability: str | None) -> Serving:
+    """What vLLM would run on such a GPU."""
+    major = (compute_capability or "").partition(".")[0]
     return SERVING.get(int(major), UNKNOWN) if major.isdigit() else UNKNOWN
 
 
@@ -77,7 +81,7 @@ def attention_words(profile: Profile, mode: str) -> str:
     names = " and ".join(name for name, _ in ran.most_common())  # most rows first
     if mode != "graph":
         return f"attention: {names}" if names else ""
-    serving = serving_attention(profile)
+    serving = serving_attention(profile.device.get("compute_capability"))
     return (
         f"graph mode: torch SDPA ({names or FLASH}) attention; vLLM runs {serving.kernel} on"
         f" {serving.generation}, frameworks differ by {serving.std:.0%}"
@@ -86,6 +90,47 @@ def attention_words(profile: Profile, mode: str) -> str:
 
 # Query rows of a thread block of FlashAttention 2 against a paged cache.
 TILE: Final = 64
+# Seconds a key that such a block takes beyond its arithmetic at a multiprocessor's peak. Of 128
+# numbers a head at 31k: 10.6 ns (A100, the imported rows), 10.7 (RTX 3090 Ti,
+# vllm-project/flash-attention pull 190: 1.4 ms), 3.0 (RTX 3090, pull 193: 1.34 ms); of 256 numbers
+# there 14, 14 and 3.2 at 4k, 32k and 200k (0.375, 2.94, 15.8 ms). With 8 all six within 12 %.
+KEY_S: Final = 8e-9
+
+
+def unpacks(compute_capability: str | None, engine: str | None, cache: str) -> bool:
+    """Whether `engine` runs FlashAttention 2 on a `cache` of such a GPU: vLLM on all but Hopper and
+    Blackwell of data centres. It takes 16 bits; SGLang (FlashInfer) and TensorRT-LLM
+    pack several query rows."""
+    runs = serving_attention(compute_capability).kernel == FLASH
+    return engine == "vllm" and runs and DTYPE_BYTES[cache] == 2
+
+
+def unpacked(op: Op) -> bool:
+    """Whether the kernel handles `op` by its path for prompts: several query rows and a cache."""
+    return isinstance(op, Attention) and 1 < op.tokens <= TILE and op.context > 0
+
+
+def _waves(op: Attention, multiprocessors: int) -> tuple[int, float]:
+    """Waves of the blocks of all query heads and sequences, one to a multiprocessor (128 take an
+    A100 twice as long as 8), and how often the cache is read: heads of a group that run at the same
+    time read their KV head once."""
+    group = op.q_heads / op.kv_heads
+    reads = group / min(group, max(1.0, multiprocessors / op.batch))
+    return math.ceil(op.batch * op.q_heads / multiprocessors), reads
+
+
+def unpacked_s(device: Device, op: Attention, cache: str) -> float:
+    """`UnpackedQueries` where no rows are: a block's tile at its multiprocessor's share of the
+    peak, and KEY_S."""
+    multiprocessors = device.multiprocessors or 108
+    waves, reads = _waves(op, multiprocessors)
+    tile_s = 4.0 * TILE * op.head_dim * multiprocessors / device.peak_flops_per_s(cache)
+    decode = Attention(op.batch, 1, max(1, op.keys() - 1), op.q_heads, op.kv_heads, op.head_dim)
+    return max(
+        datasheet_s(device, op, cache),
+        KERNEL_S + waves * op.keys() * (tile_s + KEY_S),
+        reads * datasheet_s(device, decode, cache),
+    )
 
 
 class UnpackedQueries:
@@ -94,14 +139,13 @@ class UnpackedQueries:
 
     For one row that kernel packs the query heads of a KV head into a block and splits the keys over
     blocks; for more it does neither (flash_api.cpp, mha_varlen_fwd: "only apply split-k for
-    decoding" under `seqlenq_ngroups_swapped`, which asks for one row). Each query head's block then
-    walks over all keys alone, computing a tile of TILE rows:
+    decoding" under `seqlenq_ngroups_swapped`, which asks for one row; so until 2026-08). Each query
+    head's block then walks over all keys alone, computing a tile of TILE rows:
 
         seconds = max(start + waves of blocks x one block, decode x how often the cache is read)
 
-    One block: the table's row of one head and one sequence, unsplit and unpacked too. A cache is
-    read once for all heads whose blocks run at the same time. Blocks are started by sequence and
-    then by head, one to a multiprocessor (128 take an A100 twice as long as 8).
+    One block: the table's row of one head and one sequence, unsplit and unpacked too. Blocks are
+    started by sequence and then by head.
     """
 
     def __init__(self, priced: Any, multiprocessors: int) -> None:
@@ -110,31 +154,24 @@ class UnpackedQueries:
     def prepare(self, ops: Iterable[Op], cold: bool) -> None:
         """Price many ops at once."""
         ops = list(ops)
-        parts = [part for op in ops if self._unpacked(op) for part in self._parts(op)]
+        parts = [part for op in ops if unpacked(op) for part in self._parts(op)]
         self.priced.prepare([*ops, *parts], cold)
 
     def op_s(self, op: Op, cold: bool) -> Answer:
         """Seconds and relative std of one op."""
         seconds, std = self.priced.op_s(op, cold)
-        if not self._unpacked(op):
+        if not unpacked(op):
             return seconds, std
         assert isinstance(op, Attention)
         (start, _), (block, block_std), (decode, decode_std) = (
             self.priced.op_s(part, cold) for part in self._parts(op)
         )
-        # blocks of all query heads and sequences, one to a multiprocessor
-        waves = math.ceil(op.batch * op.q_heads / self.multiprocessors)
-        # heads of a group that run at the same time read their KV head once
-        group = op.q_heads / op.kv_heads
-        reads = group / min(group, max(1.0, self.multiprocessors / op.batch))
+        waves, reads = _waves(op, self.multiprocessors)
         return max(
             (seconds, std),
             (start + waves * (block - start), math.hypot(block_std, VERIFY_STD)),
             (reads * decode, math.hypot(decode_std, VERIFY_STD)),
         )
-
-    def _unpacked(self, op: Op) -> bool:
-        return isinstance(op, Attention) and 1 < op.tokens <= TILE and op.context > 0
 
     def _parts(self, op: Any) -> tuple[Attention, Attention, Attention]:
         """One head of one sequence over hardly any key and over all, and a decode of the batch."""
@@ -143,12 +180,6 @@ class UnpackedQueries:
             Attention(1, 1, keys, 1, 1, op.head_dim) for keys in (min(SHORT, last), last)
         )
         return start, block, Attention(op.batch, 1, last, op.q_heads, op.kv_heads, op.head_dim)
-
-
-def unpacks(profile: Profile, engine: str | None) -> bool:
-    """Whether `engine` runs FlashAttention 2 on the profile's GPU: vLLM before Hopper. SGLang
-    (FlashInfer) and TensorRT-LLM pack several query rows there."""
-    return engine == "vllm" and serving_attention(profile).kernel == FLASH
 
 
 def kernel_words(profile: Profile, target: Architecture, dtype: str) -> str:

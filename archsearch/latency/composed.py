@@ -111,7 +111,7 @@ class ComposedPass:
         def ops(name: str) -> Ops:
             measured = _op_model(profile, name)
             found = measured if device is None else CarriedOps(measured, device)
-            if not unpacks(profile, engine):
+            if not unpacks(profile.device.get("compute_capability"), engine, name):
                 return found
             own = device.multiprocessors if device else profile.device.get("multiprocessors")
             return UnpackedQueries(found, own or 108)

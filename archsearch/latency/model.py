@@ -120,7 +120,8 @@ class LatencyModel(FittedPasses, DraftPasses):
         foreign = (
             self._chooses and mode == "graph" and engine is not None and not self.facts.in_process
         )
-        self._attention_std = serving_attention(profile).std if foreign else 0.0
+        capability = profile.device.get("compute_capability")
+        self._attention_std = serving_attention(capability).std if foreign else 0.0
         self.round_fit_: RoundFit | None = None
         self.wait, self.cache_dtype, self.quantise_s = all_reduce_wait(None, None), dtype, 0.0
         self.target_dtype = target_dtype or dtype

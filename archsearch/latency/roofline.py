@@ -10,6 +10,7 @@ rooflines of this kind 14-21 % off on large layers and 25-50 % on small ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -23,9 +24,11 @@ from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import EngineRounds, engine_rounds
 from archsearch.estimate import Estimate, Numbers
 from archsearch.hardware.device import Device
+from archsearch.latency.attention import unpacked, unpacked_s, unpacks
 from archsearch.latency.composed import all_reduce_wait, constants, sync_waits
 from archsearch.latency.datasheet import datasheet_s
 from archsearch.latency.draft_passes import DraftPasses
+from archsearch.latency.ops import VERIFY_STD
 from archsearch.latency.rounds import PACE_CORRELATION
 
 RELATIVE_STD: Final = {"graph": 0.30, "eager": 0.40}
@@ -57,6 +60,7 @@ class RooflineLatency(DraftPasses):
     def _take_wait(self) -> None:
         self.wait = all_reduce_wait(self.rounds, self.device.compute_capability)
         self.cache = self.rounds.cache_dtype(self.dtype) if self.rounds else self.dtype
+        self._unpacks = unpacks(self.device.compute_capability, self.engine, self.cache)
         self._known = {}
 
     def _in(self, dtype: str) -> RooflineLatency:
@@ -64,6 +68,8 @@ class RooflineLatency(DraftPasses):
 
     def op_s(self, op: Op) -> float:
         """Seconds of one op on the device."""
+        if isinstance(op, Attention) and self._unpacks and unpacked(op):
+            return unpacked_s(self.device, op, self.cache)
         cached = isinstance(op, Attention)
         return datasheet_s(self.device, op, self.cache if cached else self.dtype)
 
@@ -81,7 +87,11 @@ class RooflineLatency(DraftPasses):
     def ops_s(self, ops: PassOps, cold: bool = True) -> Estimate:
         """See `LatencyModel.ops_s`; `cold` makes no difference."""
         value = float(self._seconds(ops))
-        return Estimate(value, RELATIVE_STD[self.mode] * value, "roofline")
+        counts = ops.in_layers.items() if self._unpacks else ()
+        # carried over from other cards, and not in a plain step
+        carried = sum(count * self.op_s(op) for op, count in counts if unpacked(op))
+        std = math.hypot(RELATIVE_STD[self.mode] * value, VERIFY_STD * carried)
+        return Estimate(value, std, "roofline")
 
     def grid_s(self, grid: ShapeGrid, passes: Sequence[Pass], ranks: int) -> list[Numbers]:
         """See `LatencyModel.grid_s`."""
