@@ -17,7 +17,7 @@ from archsearch.capacity import fits, memory_plan
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.files import digest, write_text
+from archsearch.files import write_text
 from archsearch.hardware.device import Device
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
@@ -29,7 +29,7 @@ from archsearch.pipeline.session import SearchSession
 from archsearch.records import WRONG_SHAPE, load_or_note, save
 from archsearch.report.terminal.curves import DraftCurve, Memory, Swept
 from archsearch.runs.run import Run
-from archsearch.runs.tables import CURVES_FILE, SWEPT, Bar, Curve, Curves, Point
+from archsearch.runs.tables import CURVES_FILE, SWEPT, Bar, Curve, Curves, Point, state_of
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.ranking import rivals
 from archsearch.traffic.curve import Axis, Sweep, at, curve, sweep_of
@@ -134,7 +134,7 @@ def renew_curves(run: Run, session: SearchSession | None = None) -> None:
     why nothing is drawn. Raises nothing but OSError.
     """
     try:
-        state = digest([score.to_dict() for score in run.scores()])[:16]
+        state = state_of(run.scores())
     except WRONG_SHAPE:
         state = "unreadable"
     known = load_or_note(run.path / CURVES_FILE, "curves", Curves, [])
@@ -171,8 +171,10 @@ def curves_of(session: SearchSession, state: str) -> Curves:
     workload = scorer.workload
     at = {"batch_size": workload.batch_size, "context": workload.context_len, "gamma": lead.gamma}
     at["tensor_parallel"] = workload.tensor_parallel
-    why = tuple(rivals(scorer, session.run.scores()))
-    return Curves(state, at, sweeps, passes, layers, rounds, why, tuple(dict.fromkeys(notes)))
+    scores = session.run.scores()
+    bars, why = (passes, layers, rounds), tuple(rivals(scorer, scores))
+    tied = tuple(tuple(score.rank or 0 for score in group) for group in session.groups(scores))
+    return Curves(state, at, sweeps, *bars, why, tuple(dict.fromkeys(notes)), tied)
 
 
 def _drawn(run: Run) -> list[int]:

@@ -38,6 +38,7 @@ from archsearch.runs.tables import (
     TextVerdict,
     families_of,
     planned_schedule,
+    state_of,
 )
 from archsearch.schedule import GammaSchedule
 from archsearch.search.objective import Score, grouped
@@ -172,11 +173,12 @@ def read_run(run: Run) -> Reading:
     problems: list[str] = []
     shown = [_candidate(run, rank, problems) for rank in run.ranks()]
     found = [item for item in shown if item is not None]
-    numbers = groups(run, [item.score for item in found])
 
     def read(name: str, what: str, kind: Callable[..., _T]) -> _T | None:
         return load_or_note(run.path / name, what, kind, problems)
 
+    curves = read(CURVES_FILE, "curves", Curves)
+    numbers = groups(run, [item.score for item in found], curves)
     trainings = run.path.glob("finalists/*/training.json")
     sides = run.path.glob(COMPARISON_FILES)
     return Reading(
@@ -192,7 +194,7 @@ def read_run(run: Run) -> Reading:
         read(RUNGS_FILE, "state of the climb", ClimbState),
         problems,
         read(TEXT_VERDICT_FILE, "verdict on the text", TextVerdict),
-        read(CURVES_FILE, "curves", Curves),
+        curves,
         read(COMPARE_FILE, "comparison", Comparison),
         read(FAMILIES_FILE, "families of the run", families_of) or (),
         tuple(_every(sides, "comparison of families", EngineComparison, problems)),
@@ -258,9 +260,12 @@ def target_shape(run: Run) -> Architecture | None:
     return shape_here(str(run.arguments.get("target", "")))
 
 
-def groups(run: Run, scores: Sequence[Score]) -> dict[int, int]:
+def groups(run: Run, scores: Sequence[Score], curves: Curves | None = None) -> dict[int, int]:
     """Rank -> number of the group of scores that the error bars cannot tell apart, 1 for the
-    fastest."""
+    fastest: as the session of the run said in `curves`, which knows where acceptance was asked for
+    of each; without such, by the run's arguments alone."""
+    if curves is not None and curves.groups and curves.state == state_of(scores):
+        return {rank: i for i, ranks in enumerate(curves.groups, start=1) for rank in ranks}
     shape = target_shape(run)  # the prior caps what size brings at the target's size
     asked = run.arguments
     context = AcceptanceContext(

@@ -3,7 +3,7 @@ heads/comparison-<engine>.json), schedule.json and text_verdict.json."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self, get_args
@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final, Literal, Self, get_args
 from archsearch import records
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
+from archsearch.files import digest
 from archsearch.needs import Needs
 from archsearch.records import Maybe, from_data
 from archsearch.runs.confirmed import Exact, Judged
@@ -102,7 +103,8 @@ class Curves:
 
     `state`: what the scores were when this was worked out; `at`: batch size, context and gamma of
     the bars; `sweeps`: by what is swept; `passes`, `layers`, `rounds`: bars, draft beside target;
-    `rivals`: what the first rank wins by; `notes`: what is missing, and why.
+    `rivals`: what the first rank wins by; `groups`: ranks that the error bars cannot tell apart,
+    the best first; `notes`: what is missing, and why.
     """
 
     state: str
@@ -113,6 +115,7 @@ class Curves:
     rounds: tuple[Bar, ...] = ()
     rivals: tuple[ranking.Rival, ...] = ()
     notes: tuple[str, ...] = ()
+    groups: Maybe[tuple[tuple[int, ...], ...]] = None
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -121,6 +124,11 @@ class Curves:
                 f"format {self.format}, this archsearch reads {FORMAT}; write it again: archsearch"
                 " report"
             )
+
+
+def state_of(scores: Sequence[Score]) -> str:
+    """What `Curves` of these scores have as their state."""
+    return digest([score.to_dict() for score in scores])[:16]
 
 
 ENGINES_FILE: Final = "engines.json"

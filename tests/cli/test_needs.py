@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from archsearch.report.reading import read_run
+from archsearch.runs.run import open_run
 from tests.cli.commands import call, last_json, refused
 
 SEARCH = ("search", "--target", "llama-65b", "--gpu", "a100", "--trials", "12", "--json")
@@ -49,6 +51,17 @@ def test_what_exists_leads_the_group_of_the_best(searched: Path) -> None:
     kinds = {score["rank"]: score["needs"]["kind"] for score in result["best"]}
     assert first[0] == 1 and len(first) > 1
     assert kinds[1] == "exists" and "training" in {kinds[rank] for rank in first}
+
+
+def test_the_table_ties_what_json_ties(tmp_path: Path) -> None:
+    """Published heads were asked for as they were made, so their errors are their own."""
+    asked = ("search", "--target", "gpt-oss-20b", "--gpu", "h100", "--family", "eagle3")
+    result = last_json(call(*asked, "--trials", "12", "--json", "--run", str(tmp_path / "run")))
+    ties: dict[int, list[int]] = {}
+    for option in read_run(open_run(tmp_path / "run")).candidates:
+        ties.setdefault(option.group, []).append(option.rank)
+    told = [sorted(group) for group in result["indistinguishable"]]
+    assert [sorted(ranks) for _, ranks in sorted(ties.items())] == told
 
 
 def test_budgets_begin_with_what_exists_and_buy_no_less_for_more(
