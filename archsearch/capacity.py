@@ -151,13 +151,7 @@ def memory_plan(
     activations = activation_bytes(target, workload) if device.kind == "gpu" else 0
     usable = usable_bytes(device, workload)
     room = usable - use.weight_bytes - activations
-    shapes = [
-        arch
-        for arch in (target, draft.architecture if isinstance(draft, Drafter) else draft)
-        if arch is not None
-    ]
-
-    lengths = range(1, min(arch.max_position_embeddings for arch in shapes) + 1)
+    lengths = range(1, _positions(target, draft) + 1)
 
     def too_long(length: int) -> bool:
         return memory_bytes(target, draft, replace(workload, context_len=length)).kv_bytes > room
@@ -173,6 +167,27 @@ def memory_plan(
         requests=held_requests(target, draft, workload, device),
         longest=bisect_left(lengths, True, key=too_long) if room > 0 else 0,
     )
+
+
+def _positions(target: Architecture, draft: Draft | None) -> int:
+    """Of the model that has fewer."""
+    shapes = (target, draft.architecture if isinstance(draft, Drafter) else draft)
+    return min(arch.max_position_embeddings for arch in shapes if arch is not None)
+
+
+def cut_context(
+    target: Architecture, draft: Draft | None, workload: Workload, device: Device
+) -> int | None:
+    """What one request's context is to be cut to where a GPU's memory holds less than the models
+    have positions for, which engines refuse to serve; None where it holds all, or nothing.
+
+    An eighth is left to CUDA graphs and the GPU's own context, which are not counted.
+    """
+    if device.kind != "gpu":
+        return None
+    longest = memory_plan(target, draft, replace(workload, batch_size=1), device).longest
+    cut = longest * 7 // 8
+    return (cut // 256 * 256 or cut or None) if longest < _positions(target, draft) else None
 
 
 def held_requests(

@@ -90,3 +90,15 @@ def test_nothing_fits():
 
 def test_no_context_is_counted_as_one_token():
     assert capacity.held_requests(LLAMA_7B, None, replace(AT_1024, context_len=0), A100) > 10_000
+
+
+def test_a_context_is_cut_where_memory_ends_before_the_models_do():
+    target, draft = load("llama-3.1-8b").architecture, load("llama-3.2-1b").architecture
+    work = Workload(8, 256, mode="graph")
+    card = load_device("rtx4090")
+    alone, with_draft = (capacity.cut_context(target, each, work, card) for each in (None, draft))
+    # 21.6 GiB less 15.0 of weights and 1.1 of activations at 128 KiB a token, an eighth less
+    assert alone is not None and with_draft is not None and 38_000 < alone < 40_000
+    assert with_draft < alone - 10_000 and alone % 256 == with_draft % 256 == 0
+    assert capacity.cut_context(target, None, work, load_device("h100")) is None
+    assert capacity.cut_context(LLAMA_65B, None, work, L4) is None  # nothing fits: said elsewhere

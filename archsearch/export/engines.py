@@ -115,6 +115,7 @@ HEADS: Final = {
     "llama.cpp": frozenset({"eagle3"}),
 }
 """Trained heads that are exported for an engine."""
+VLLM_SIZES: Final = ("--tensor-parallel-size", "--max-model-len")
 ADAPTIVE_FILE: Final = "sglang-adaptive.json"
 GGUF_FILE: Final = "draft.gguf"
 TENSORRT_FILE: Final = "tensorrt-llm.yaml"
@@ -124,7 +125,8 @@ TENSORRT_FILE: Final = "tensorrt-llm.yaml"
 class Priced:
     """How engines are to run a drafter of `family`, as it was priced.
 
-    `tensor_parallel`: devices the target is served on. `stops`: by engine, gamma and the
+    `tensor_parallel`: devices the target is served on. `longest`: tokens of a request, None for all
+    that the models take. `stops`: by engine, gamma and the
     probability below which the draft stops, where that was measured there. `gguf_dtype`: of a GGUF,
     float16 whatever the run's dtype was: llama.cpp computes it quickly on every device (bfloat16
     not), and a float32 draft reads twice the bytes for the same acceptance (10.6 against 5.2 ms a
@@ -133,6 +135,7 @@ class Priced:
     """
 
     tensor_parallel: int = 1
+    longest: int | None = None
     family: str = INDEPENDENT
     stops: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     gguf_dtype: str = "float16"
@@ -168,9 +171,11 @@ class Setup(Priced):
         known = known_options(engine)
         return switches([text for text in self.switches.split() if text.split("=")[0] in known])
 
-    def ranks(self, option: str) -> tuple[str, ...]:
-        """The option that shares the target over devices; () for one."""
-        return (option, str(self.tensor_parallel)) if self.tensor_parallel > 1 else ()
+    def sized(self, ranks: str, longest: str) -> tuple[str, ...]:
+        """The options that share the target over devices, and that cut contexts; () where it needs
+        neither."""
+        shared = (ranks, str(self.tensor_parallel)) if self.tensor_parallel > 1 else ()
+        return (*shared, *((longest, str(self.longest)) if self.longest else ()))
 
 
 @dataclass(frozen=True)
@@ -288,11 +293,11 @@ def vllm(setup: Setup) -> Serving:
             "Where the schedule says gamma 0, vLLM verifies no drafts but still runs one pass of"
             " the draft."
         )
-    ranks = setup.ranks("--tensor-parallel-size")
+    sized = setup.sized(*VLLM_SIZES)
     precision, said = setup.precision("vllm")
     notes += said
     variables, flags = setup.switched("vllm")
-    command = (*variables, "vllm", "serve", setup.target, *precision, *ranks, *flags)
+    command = (*variables, "vllm", "serve", setup.target, *precision, *sized, *flags)
     command = (*command, "--speculative-config", json.dumps(config))
     files = {"speculative_config.json": json.dumps(config, indent=2) + "\n"}
     return Serving("vllm", command, files, tuple(notes))
@@ -325,7 +330,7 @@ def sglang(setup: Setup) -> Serving:
     variables, flags = setup.switched("sglang")
     command = (
         *(*variables, *"python -m sglang.launch_server --model-path".split()),
-        *(setup.target, *precision, *setup.ranks("--tp-size"), *flags),
+        *(setup.target, *precision, *setup.sized("--tp-size", "--context-length"), *flags),
         *("--speculative-algorithm", algorithm),
         *("--speculative-draft-model-path", str(setup.folder)),
         *("--speculative-num-steps", str(gamma), "--speculative-eagle-topk", "1"),

@@ -13,7 +13,7 @@ from archsearch.acceptance.estimator import Acceptance
 from archsearch.acceptance.families import FamilyAcceptance
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import head_ops, layer_ops, sample_op
-from archsearch.capacity import fits, memory_plan
+from archsearch.capacity import cut_context, fits, memory_plan
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
@@ -174,7 +174,12 @@ def curves_of(session: SearchSession, state: str) -> Curves:
     scores = session.run.scores()
     bars, why = (passes, layers, rounds), tuple(rivals(scorer, scores))
     tied = tuple(tuple(score.rank or 0 for score in group) for group in session.groups(scores))
-    return Curves(state, at, sweeps, *bars, why, tuple(dict.fromkeys(notes)), tied)
+    ranks = engine_facts(session.source.engine).ranks_of_draft(workload)
+    served, cut = replace(workload, draft_tensor_parallel=ranks), dict[str, int]()
+    for score in scores:
+        found = cut_context(scorer.target, score.proposer, served, session.source.device)
+        cut |= {str(score.rank): found} if found is not None else {}
+    return Curves(state, at, sweeps, *bars, why, tuple(dict.fromkeys(notes)), tied, cut)
 
 
 def _drawn(run: Run) -> list[int]:

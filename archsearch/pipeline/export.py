@@ -33,7 +33,7 @@ from archsearch.report.phrases import gguf_dtype, shell_path
 from archsearch.runs.candidate import Candidate
 from archsearch.runs.confirmed import LOAD_FILES, Confirmed, LoadRecord
 from archsearch.runs.run import Run, open_run
-from archsearch.runs.tables import SCHEDULE_FILE, read_schedule
+from archsearch.runs.tables import SCHEDULE_FILE, longest_of, read_schedule
 from archsearch.schedule import GammaSchedule, gamma_at, largest_gamma
 from archsearch.workload import GGUF_DTYPES
 
@@ -142,6 +142,7 @@ def _beside_target(
         target=ExportTarget(ref.place or ref.name, tokenizer, file),
         dtype=run.dtype or "bfloat16",
         tensor_parallel=serving_ranks(run),
+        longest=longest_of(run.path, draft.record.score.rank if draft.record.score else None),
         gguf_dtype=draft_dtype or run.draft_dtype or draft.gguf_dtype,
         **run.priced_as,
     )

@@ -26,6 +26,7 @@ from archsearch.recipes.plan import (
 )
 from archsearch.report.terminal.run import MadeRecipe
 from archsearch.runs.run import open_run
+from archsearch.runs.tables import longest_of
 from archsearch.search.objective import Score
 
 ONLINE = ("speculators", "specforge")
@@ -95,6 +96,7 @@ def make_recipe(request: RecipeRequest) -> MadeRecipe:
         facts.temperature,
         hub_start=needs.init if "/" in needs.init else "",
         dtype=session.source.dtype,
+        held=longest_of(run.path, request.rank),
         **run.priced_as,
     )
     trimmed = score.architecture.trimmed and score.family != "independent"

@@ -249,6 +249,7 @@ def _served(recipe: Recipe) -> dict[str, str]:
         recipe.gamma,
         recipe.dtype,
         tensor_parallel=recipe.gpus.ranks,
+        longest=recipe.held,
         family=recipe.family,
         layers=forms.layers_read(recipe),
         quantise=recipe.quantise,

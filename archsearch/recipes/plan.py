@@ -228,7 +228,7 @@ class Recipe:
     `shape`: the layers of the drafter; `hub_start`: of an independent draft, the published weights
     that it begins with, "" for those that archsearch makes; `temperature`: of the answers;
     `prompts`: the user's file; `run`, `rank`: whose answer this is; `vllm`: its version;
-    `quantise`, `drafts`, `switches`: as in `export.engines.Priced`."""
+    `quantise`, `drafts`, `switches`: as in `export.engines.Priced`, `held` as its `longest`."""
 
     library: Library
     drafter: Drafter
@@ -249,6 +249,7 @@ class Recipe:
     quantise: str = ""
     drafts: str = ""
     switches: str = ""
+    held: int | None = None
 
     @property
     def family(self) -> str:

@@ -16,12 +16,13 @@ from archsearch.architecture.published_drafters import made_for
 from archsearch.drafters.forms import vllm_drafter_config
 from archsearch.engine_facts import engine_facts
 from archsearch.estimate import Estimate
-from archsearch.export.engines import HEADS, Setup, serving
+from archsearch.export.engines import HEADS, VLLM_SIZES, Setup, serving
 from archsearch.needs import Needs
 from archsearch.report.phrases import count_words, verdict
 from archsearch.report.reading import Shown
 from archsearch.report.terminal.layout import WIDTH, table
 from archsearch.runs.run import Run
+from archsearch.runs.tables import longest_of
 
 SCREEN: Final = 25
 """Lines of the first screen, whatever there is to say."""
@@ -205,7 +206,8 @@ def serve_command(
         return None
     engine, family = str(run.arguments.get("engine") or "vllm"), drafter.family
     what = (Path(option.hub_id), target, option.gamma, str(run.profile.get("dtype")))
-    setup = Setup(*what, tensor_parallel=ranks, family=family, **run.priced_as)
+    cut = longest_of(run.path, option.rank)
+    setup = Setup(*what, tensor_parallel=ranks, longest=cut, family=family, **run.priced_as)
     if remedied is not None and remedied.switches:
         switches = f"{setup.switches} {remedied.switches}"
         setup = replace(setup, switches=switches, gamma=remedied.gamma)
@@ -221,7 +223,7 @@ def serve_command(
         config["quantization"] = own
     variables, flags = setup.switched("vllm")
     # vLLM takes 16 bits from the weights
-    flags = [*setup.ranks("--tensor-parallel-size"), *(precision if setup.quantise else ()), *flags]
+    flags = [*setup.sized(*VLLM_SIZES), *(precision if setup.quantise else ()), *flags]
     words = shlex.join([*variables, "vllm", "serve", target, *flags, "--speculative-config"])
     # Line breaks between the fields of the JSON are white space to vLLM and to the shell inside the
     # quotes.

@@ -104,7 +104,8 @@ class Curves:
     `state`: what the scores were when this was worked out; `at`: batch size, context and gamma of
     the bars; `sweeps`: by what is swept; `passes`, `layers`, `rounds`: bars, draft beside target;
     `rivals`: what the first rank wins by; `groups`: ranks that the error bars cannot tell apart,
-    the best first; `notes`: what is missing, and why.
+    the best first; `longest`: by rank what a context is to be cut to where memory holds less than
+    the models could take; `notes`: what is missing, and why.
     """
 
     state: str
@@ -116,6 +117,7 @@ class Curves:
     rivals: tuple[ranking.Rival, ...] = ()
     notes: tuple[str, ...] = ()
     groups: Maybe[tuple[tuple[int, ...], ...]] = None
+    longest: Maybe[Mapping[str, int]] = None
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -124,6 +126,13 @@ class Curves:
                 f"format {self.format}, this archsearch reads {FORMAT}; write it again: archsearch"
                 " report"
             )
+
+
+def longest_of(run: Path, rank: int | None) -> int | None:
+    """`Curves.longest` of a rank of a run, of None the least of all; None for no such."""
+    found = records.load_or_note(run / CURVES_FILE, "curves", Curves, [])
+    cut = (found.longest if found is not None else None) or {}
+    return cut.get(str(rank)) if rank is not None else min(cut.values(), default=None)
 
 
 def state_of(scores: Sequence[Score]) -> str:

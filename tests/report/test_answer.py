@@ -18,6 +18,7 @@ from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import family
 from archsearch.estimate import Estimate
 from archsearch.needs import NOTHING, Needs
+from archsearch.records import save
 from archsearch.report.answer import (
     Remedied,
     best_at_hand,
@@ -30,6 +31,7 @@ from archsearch.report.phrases import verdict
 from archsearch.report.reading import Shown
 from archsearch.report.terminal.layout import WIDTH, wrapped
 from archsearch.runs.run import Run
+from archsearch.runs.tables import CURVES_FILE, Curves
 
 TARGET = catalogue.load("llama-3.1-8b").architecture
 SHAPE = Architecture(1536, 7680, 2, 32, 32, 64, 128256)
@@ -175,11 +177,11 @@ def test_today_and_the_budget_are_named_with_their_price() -> None:
     assert max(map(len, wrapped(text))) <= WIDTH
 
 
-def asked(quantise: str = "", **arguments: Any) -> Run:
+def asked(quantise: str = "", path: Path | None = None, **arguments: Any) -> Run:
     """A run of which only what was asked for is looked at."""
     device = {"kind": arguments.pop("kind", "gpu")}
     profile = {"quantise": quantise}
-    return Run(Path(), {"arguments": arguments, "profile": profile, "device": device})
+    return Run(path or Path(), {"arguments": arguments, "profile": profile, "device": device})
 
 
 def test_the_command_that_serves_what_exists_is_one_that_vllm_reads() -> None:
@@ -237,6 +239,20 @@ def test_what_a_run_was_priced_with_is_in_the_command() -> None:
     sglang = serve_command(EXISTS, asked(engine="sglang", engine_options=switches), "org/t", 1)
     assert sglang is not None and sglang.startswith("SGLANG_ENABLE_SPEC_V2=1 python -m sglang.")
     assert " --disable-overlap-schedule --spec" in sglang and "cuda" not in sglang
+
+
+def test_a_context_that_memory_does_not_hold_is_cut(tmp_path: Path) -> None:
+    """vLLM starts for no shorter one than the models have positions for, unless it is told."""
+    run = tmp_path / "run"
+    run.mkdir()
+    save(run / CURVES_FILE, Curves("", {}, {}, longest={str(EXISTS.rank): 20224}))
+    flags = {"vllm": "--max-model-len 20224 ", "sglang": "--context-length 20224 "}
+    for engine, flag in flags.items():
+        told, untold = (
+            serve_command(EXISTS, asked(engine=engine, path=path), "org/t", 1) or ""
+            for path in (run, None)
+        )
+        assert flag in told and flag.split()[0] not in untold
 
 
 def test_a_head_made_for_another_checkpoint_is_served_with_that() -> None:
