@@ -156,5 +156,5 @@ def test_n_grams_are_as_the_engine_looks_them_up() -> None:
     latency = RooflineLatency(resolve_device("h100"), "float16", "graph", "llama.cpp")
     workload, alpha = Workload(dtype="float16", mode="graph"), GivenAcceptance(0.02)
     assert Scorer(DRAFT, workload, latency, alpha, gammas=[1, 2])(drafter).gamma == 2
-    with pytest.raises(ArchsearchError, match=r"cannot draft gamma \[1\]"):
+    with pytest.raises(ArchsearchError, match=r"cannot draft gamma 1$"):
         Scorer(DRAFT, workload, latency, alpha, gammas=[1])(drafter)

@@ -9,7 +9,8 @@ does. Entries are shapes: a search needs no more.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -97,6 +98,18 @@ def named(name: str) -> CatalogueEntry | None:
     return None
 
 
+def meant(name: str, known: Iterable[str]) -> str:
+    """What was perhaps meant by `name`: those that share a word with it, the closest first."""
+    words = re.findall("[a-z]{3,}", name.lower())
+    same = [
+        each
+        for each in known
+        if any(difflib.get_close_matches(own, words, 1, 0.7) for own in re.findall("[a-z]+", each))
+    ]
+    close = ", ".join(difflib.get_close_matches(name.lower(), same, n=4, cutoff=0.4))
+    return f"did you mean {close}?" if close else "`archsearch list targets` shows the names"
+
+
 @cache
 def load(name: str) -> CatalogueEntry:
     """The entry called `name` (case does not matter); ArchsearchError with the closest names when
@@ -104,8 +117,6 @@ def load(name: str) -> CatalogueEntry:
     file = _FOLDER / f"{name.lower()}.json"
     known = stems()
     if name.lower() not in known:  # also keeps "../x" from being read as a file
-        close = difflib.get_close_matches(name.lower(), known, n=4, cutoff=0.4)
-        hint = f"did you mean {', '.join(close)}?" if close else "see `archsearch list targets`"
-        raise ArchsearchError(f"no model called {name!r} in the catalogue; {hint}")
+        raise ArchsearchError(f"no model called {name!r} in the catalogue; {meant(name, known)}")
     config = read_json(file, "catalogue entry")
     return CatalogueEntry(architecture=from_hf_config(config), **config["catalogue"])

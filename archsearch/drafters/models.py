@@ -82,9 +82,11 @@ class Independent(OwnModel):
 @dataclass(frozen=True)
 class Pard(OwnModel):
     """PARD: an independent draft that writes its block in one pass, a mask token for each token
-    after the first. `most`: the tokens that it was trained to draft."""
+    after the first. `most`: tokens that it drafts well enough to be asked for: published ones were
+    trained on 8 (`para_num` of AMD-AGI/PARD, config/train), share one mask token and are run with
+    12 (`draft_k` there, and AMD's settings for vLLM)."""
 
-    most: int = 8
+    most: int = 12
 
     family = "pard"
     title = "parallel draft (PARD)"

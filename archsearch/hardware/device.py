@@ -4,6 +4,7 @@ here looks at this machine."""
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -30,8 +31,8 @@ class Device:
     `sustained_flops_per_s`: the best a GEMM was measured to reach, by dtype.
     `last_level_cache_bytes`: None where unknown. `link_bytes_per_s`: per direction to a neighbour,
     0 without a link; `link_ranks`: how many devices it joins at most (2: a bridge), None: all of a
-    machine. `unverified`: fields whose source is weak. `native_bf16`: the processor multiplies
-    bfloat16 itself.
+    machine; `per_machine`: how many it has, None: any number. `unverified`: fields whose source is
+    weak. `native_bf16`: the processor multiplies bfloat16 itself.
     """
 
     key: str
@@ -46,6 +47,7 @@ class Device:
     last_level_cache_bytes: int | None = None
     link_bytes_per_s: float = 0.0
     link_ranks: int | None = None
+    per_machine: int | None = None
     sustained_flops_per_s: Mapping[str, float] = field(default_factory=dict, hash=False)
     multiprocessors: int | None = None
     compute_capability: str | None = None
@@ -130,20 +132,26 @@ def _added(data: Mapping[str, object]) -> Device:
     return device
 
 
+def _bare(name: str) -> str:
+    """A name without case, spaces, dashes and what vendors put before it."""
+    return re.sub(r"nvidia|geforce|tesla|amd|instinct|[\W_]", "", name.lower())
+
+
 def load_device(name: str) -> Device:
-    """The device with this key or alias (case does not matter); ArchsearchError with the closest
-    names when there is none.
+    """The device with this key, alias or full name, which count before one another in this order,
+    as `_bare` reads them; ArchsearchError with the closest when there is none.
 
     CPUs are not in the table: `archsearch.hardware.identify.resolve_device` knows `cpu`.
     """
-    wanted = name.strip().lower()
-    by_name = {
-        alias: device for device in devices().values() for alias in (device.key, *device.aliases)
-    }
-    if wanted in by_name:
-        return by_name[wanted]
-    close = difflib.get_close_matches(wanted, by_name, n=4, cutoff=0.4)
-    hint = f"did you mean {', '.join(close)}?" if close else "see `archsearch list devices`"
+    every = devices().values()
+    by_name = {_bare(device.name): device for device in every}
+    by_name |= {_bare(alias): device for device in every for alias in device.aliases}
+    by_name |= {_bare(device.key): device for device in every}
+    if found := by_name.get(_bare(name)):
+        return found
+    close = difflib.get_close_matches(_bare(name), by_name, n=4, cutoff=0.4)
+    keys = ", ".join(dict.fromkeys(by_name[each].key for each in close))
+    hint = f"did you mean {keys}?" if close else "see `archsearch list devices`"
     raise ArchsearchError(
         f"no device called {name!r}; {hint} (a new one goes into devices/NAME.yaml of the working"
         " directory)"

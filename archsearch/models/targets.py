@@ -122,15 +122,9 @@ def resolve_target(name: str) -> TargetRef:
                 " target"
             )
         return TargetRef(name, from_hf_config(_hub_config(name)), hub_id=name)
-    close = difflib.get_close_matches(name.lower(), catalogue.names(), n=4, cutoff=0.4)
-    hint = (
-        f"did you mean {', '.join(close)}?"
-        if close
-        else "`archsearch list targets` shows the names"
-    )
     raise ArchsearchError(
         f"unknown target {name!r}: no catalogue name, no folder, no .gguf file and no hub id"
-        f" (org/name); {hint}"
+        f" (org/name); {catalogue.meant(name, catalogue.names())}"
     )
 
 

@@ -84,13 +84,13 @@ class LatencySource:
 
 
 def fitting_ranks(device: Device, target: Architecture, workload: Workload) -> int:
-    """The fewest devices (1, 2, 4, 8) that hold the target with a tenth of their memory to spare
-    for a draft. `workload`: of one device.
+    """The fewest devices (1, 2, 4, 8) of a machine that hold the target with a tenth of their
+    memory to spare for a draft. `workload`: of one device.
 
-    Raises ArchsearchError where not even eight do.
+    Raises ArchsearchError where not even all do.
     """
-    usable = usable_bytes(device, workload)
-    for ranks in RANKS:
+    usable, most = usable_bytes(device, workload), device.per_machine or RANKS[-1]
+    for ranks in (ranks for ranks in RANKS if ranks <= most):
         shared = replace(workload, tensor_parallel=ranks)
         try:
             needed = memory_bytes(target, None, shared).total_bytes
@@ -100,10 +100,10 @@ def fitting_ranks(device: Device, target: Architecture, workload: Workload) -> i
             return ranks
     one = memory_bytes(target, None, workload).total_bytes
     raise ArchsearchError(
-        f"the target needs {one / 2**30:.0f} GiB in {workload.dtype}; eight {device.key} with"
-        f" {usable / 2**30:.0f} GiB usable each do not hold it and a tenth for a draft; lower"
-        " --batch-size or the context (--context, the prompts of a load), name a larger --gpu, or"
-        " ask without that tenth (--tensor-parallel 8)"
+        f"the target needs {one / 2**30:.0f} GiB in {workload.dtype}; {most} {device.key} in a"
+        f" machine, {usable / 2**30:.0f} GiB usable each, do not hold it and a tenth for a draft;"
+        " lower --batch-size or the context (--context, the prompts of a load), name a larger --gpu,"
+        f" or ask without that tenth (--tensor-parallel {most})"
     )
 
 
@@ -256,6 +256,11 @@ def _workload(
         cache_dtype=None if cache == dtype else cache,
     )
     ranks = asked.tensor_parallel or fitting_ranks(device, target, alone)
+    if device.per_machine and ranks > device.per_machine:
+        raise ArchsearchError(
+            f"{ranks} {device.key} are {ranks} machines, and no network between machines is priced:"
+            " leave --tensor-parallel out"
+        )
     return replace(alone, tensor_parallel=ranks, draft_tensor_parallel=asked.draft_tensor_parallel)
 
 

@@ -143,9 +143,10 @@ def check_dtype(
     """Raise ArchsearchError for a format of GGUF files and an engine that does not compute in it,
     or a GPU, where none of its kernels was measured."""
     if dtype in GGUF_DTYPES and device is not None and device.kind != "cpu":
+        near = f", {'int8' if DTYPE_BYTES[dtype] > 0.75 else 'int4'} weights of about as many bits"
         raise ArchsearchError(
             f"{dtype} is priced on a CPU only, not on {device.key}; {option} float16 prices the"
-            " model in 16 bits"
+            f" model in 16 bits{near if option == '--dtype' else ''}"
         )
     if dtype in GGUF_DTYPES and not facts.gguf:
         able = " or ".join(name for name, row in ENGINES.items() if row.gguf)

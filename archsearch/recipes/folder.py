@@ -15,6 +15,7 @@ from archsearch.drafters.heads import PEagle
 from archsearch.export.engines import Setup, serving
 from archsearch.export.folder import MARKER, building, check_output
 from archsearch.files import write_json, write_text
+from archsearch.hardware.device import devices
 from archsearch.recipes import forms
 from archsearch.recipes.initial import DRAFTER, RECIPE_FILE, initial_weights
 from archsearch.recipes.plan import (
@@ -182,6 +183,12 @@ def _gpu_words(recipe: Recipe) -> str:
 def _notes(recipe: Recipe) -> list[str]:
     """What a reader should know of the settings."""
     notes = [f"prompt and answer together have at most {recipe.longest:,} tokens (assumed)"]
+    known = devices().get(recipe.device)
+    if known is not None and known.vendor == "AMD":
+        notes.append(
+            "the requirements name builds for CUDA: on this GPU install those of torch and vLLM for"
+            " ROCm in their place"
+        )
     trimmed = recipe.drafter.architecture.trimmed
     if recipe.library.name == "trl":
         notes.append(f"{GPT3_SOURCE}; the batch is smaller than theirs")

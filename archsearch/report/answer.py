@@ -34,6 +34,9 @@ SOURCE_WORDS: Final = {
     "given": "given",
 }
 LONGEST_NAME: Final = 40
+SUFFIX_NEEDS: Final = (
+    "before vLLM 0.32 and with VLLM_USE_V2_MODEL_RUNNER=0 first: pip install arctic-inference"
+)
 
 
 def gain_words(gain: Estimate) -> str:
@@ -222,6 +225,8 @@ def serve_command(
     if drafter.trains and (own := engine_facts(engine).quantises.get(setup.drafts)):
         config["quantization"] = own
     variables, flags = setup.switched("vllm")
+    if family == "suffix":  # docs/features/speculative_decoding/suffix.md of vLLM 0.32
+        above += f"# {SUFFIX_NEEDS}\n"
     # vLLM takes 16 bits from the weights
     flags = [*setup.sized(*VLLM_SIZES), *(precision if setup.quantise else ()), *flags]
     words = shlex.join([*variables, "vllm", "serve", target, *flags, "--speculative-config"])

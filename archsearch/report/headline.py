@@ -96,7 +96,7 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
             f"Cannot be told apart from it: rank {', '.join(ties)}. Choose by size, or train and"
             " confirm more than one."
         )
-    lines += _edge_lines(run, lead)
+    lines += edge_lines(run, lead)
     shapes = (item for item in found if item.score.drafter is None and not item.hub_id)
     independent = next((item.rank for item in shapes if item.score.speedup.value > 1.0), None)
     return Headline(answer + ".", lines, _next(run, lead, stated.value > 1.0, independent), lead)
@@ -143,17 +143,17 @@ def with_text(head: Headline, text: TextVerdict | None) -> Headline:
     return replace(head, lines=[*head.lines, f"Text: {text.words()}", *faults])
 
 
-def _edge_lines(run: Run, lead: Shown) -> list[str]:
-    """The dimensions in which the lead is at the end of what was searched."""
-    target = target_shape(run)
+def edge_lines(run: Run, lead: Shown) -> list[str]:
+    """In what the lead is at the end of what was searched."""
+    target, most = target_shape(run), int(run.arguments.get("max_gamma") or MAX_GAMMA)
+    lines = [f"Gamma {most} is the largest that was priced: a larger one may be better."]
+    lines = lines if lead.score.gamma >= most else []
     if target is None or lead.score.drafter is not None:
-        return []
+        return lines
     space = SearchSpace.from_dict(dict(run.info["space"]), "space")
-    edges = space.edges(lead.score.architecture, target)
-    if lead.score.gamma >= int(run.arguments.get("max_gamma") or MAX_GAMMA):
-        edges.append("gamma")
-    named = f"At the edge of the space: {', '.join(edges)}."
-    return [f"{named} A better one may lie beyond (--space FILE)."] if edges else []
+    edges = ", ".join(space.edges(lead.score.architecture, target))
+    beyond = f"At the edge of the space: {edges}. A better one may lie beyond (--space FILE)."
+    return [beyond, *lines] if edges else lines
 
 
 def _batch_size(run: Run) -> int:

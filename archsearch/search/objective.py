@@ -434,9 +434,10 @@ class Scorer:
         facts = engine_facts(self.latency.engine)
         allowed = facts.gammas(drafter, gammas or self.gammas)
         if not allowed:
+            wanted = ", ".join(map(str, gammas or self.gammas))
+            limit = f": at most {drafter.most} tokens a round" if drafter.most else ""
             raise InvalidShapeError(
-                f"{drafter.title} ({drafter.label()}) cannot draft gamma"
-                f" {list(gammas or self.gammas)}"
+                f"{drafter.title} ({drafter.label()}) cannot draft gamma {wanted}{limit}"
             )
         asked = drafter.model or drafter  # a model's rounds are asked for by its shape
         latency: Any = self.latency.beside(drafter)

@@ -296,7 +296,14 @@ def test_estimate_compares_families(tmp_path: Path) -> None:
             ("--draft", "medusa", "--engine", "sglang"),
             "SGLang does not run medusa drafters; use vLLM",
         ),
-        (("--draft", "medusa", "--gamma", "7"), "cannot draft gamma"),
+        (("--draft", "medusa", "--gamma", "7"), "cannot draft gamma 7: at most"),
+        (("--draft", "pard", "--gamma", "13"), "cannot draft gamma 13: at most 12 tokens a round"),
+        (("--draft", "ngram", "--gpu", "gb10", "--tensor-parallel", "2"), "2 gb10 are 2 machines"),
+        (
+            ("--draft", "ngram", "--dtype", "q4_k_m"),
+            "float16 prices the model in 16 bits, int4 weights",
+        ),
+        (("--draft", "ngram", "--dtype", "q8_0"), "int8 weights of about as many bits"),
         (
             ("--draft", "peagle", "--engine-version", "vllm=0.15.0"),
             "not known to run peagle drafters",

@@ -17,6 +17,7 @@ import yaml
 
 from archsearch.errors import ArchsearchError
 from archsearch.files import write_json
+from archsearch.hardware.device import load_device
 from archsearch.models.targets import resolve_target
 from archsearch.needs import Needs
 from archsearch.recipes import plan
@@ -141,6 +142,19 @@ def test_speculators_gets_its_own_form(gpu_run: Path, monkeypatch: pytest.Monkey
     )
     assert config["eagle_aux_hidden_state_layer_ids"] == [2, 16, 29]
     assert "meta-llama/Llama-3.1-8B-Instruct" in Path("recipe/answers.py").read_text()
+
+
+def test_amds_gpus_are_told_that_requirements_are_for_cuda(
+    gpu_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = str(rank_of(gpu_run, "eagle3"))
+    call("recipe", str(gpu_run), "--rank", rank, "--output", "cuda")
+    key = open_run(gpu_run).device
+    amd = {key: replace(load_device(key), vendor="AMD")}
+    monkeypatch.setattr("archsearch.recipes.folder.devices", lambda: amd)
+    call("recipe", str(gpu_run), "--rank", rank, "--output", "rocm")
+    said = [Path(name, "README.md").read_text().count("ROCm") for name in ("cuda", "rocm")]
+    assert said == [0, 1]
 
 
 def test_specforge_gets_disjoint_gpus(gpu_run: Path) -> None:

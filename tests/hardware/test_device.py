@@ -84,3 +84,25 @@ def test_a_device_travels():
     assert Device.from_dict(json.loads(json.dumps(device.to_dict()))) == device
     assert pickle.loads(pickle.dumps(device)) == device
     assert len({device, load_device("h200")}) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("RTX 4090", "rtx4090"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("nvidia h100 80gb hbm3", "h100-sxm5-80gb"),
+        ("NVIDIA H100 PCIe", "h100-pcie-80gb"),
+        ("A100 80GB", "a100-sxm4-80gb"),
+        ("A10", "a10"),
+        ("Tesla T4", "t4"),
+        ("AMD Instinct MI300X", "mi300x"),
+    ],
+)
+def test_names_as_they_are_written_and_as_the_driver_prints_them(name, key):
+    assert load_device(name).key == key
+
+
+def test_devices_are_suggested_by_what_they_are_listed_as():
+    with pytest.raises(ArchsearchError, match="did you mean rtx4090, rtx5090"):
+        load_device("RTX 4080")

@@ -172,6 +172,14 @@ def test_resolve_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert "\n" not in str(caught.value)
 
 
+def test_nothing_of_another_maker_is_suggested():
+    with pytest.raises(ArchsearchError, match=r"hub id \(org/name\); `archsearch list targets`"):
+        resolve_target("glm-4.5")
+    with pytest.raises(ArchsearchError, match=r"did you mean llama-3.1-8b[^?]*\?") as caught:
+        resolve_target("meta-llama-3.1-8b")
+    assert "qw" not in str(caught.value) and "smol" not in str(caught.value)
+
+
 def test_load_target_from_a_folder(tmp_path: Path) -> None:
     model = build_draft(ARCH.replace(draft_vocab_size=None))
     save_draft(model, tmp_path)

@@ -27,6 +27,7 @@ from archsearch.report.answer import (
     serve_command,
     shown_rows,
 )
+from archsearch.report.headline import edge_lines
 from archsearch.report.phrases import verdict
 from archsearch.report.reading import Shown
 from archsearch.report.terminal.layout import WIDTH, wrapped
@@ -69,6 +70,8 @@ class Option:
     def score(self) -> SimpleNamespace:
         return SimpleNamespace(
             proposer=self.drafter,
+            drafter=self.drafter,
+            gamma=self.gamma,
             family=self.drafter.family,
             alpha=Estimate(0.7, 0.1, "prior"),
             needs=self.needs,
@@ -253,6 +256,21 @@ def test_a_context_that_memory_does_not_hold_is_cut(tmp_path: Path) -> None:
             for path in (run, None)
         )
         assert flag in told and flag.split()[0] not in untold
+
+
+def test_suffix_decoding_says_what_older_vllm_lacks() -> None:
+    suffix = replace(LOOKUP, drafter=family("suffix").usual(TARGET))
+    command = serve_command(suffix, asked(), "org/t", 1)
+    assert command is not None and command.splitlines()[0].endswith("pip install arctic-inference")
+    assert max(map(len, command.splitlines())) <= WIDTH - 2
+    assert "#" not in (serve_command(LOOKUP, asked(), "org/t", 1) or "#")
+
+
+@pytest.mark.parametrize(("gamma", "said"), [(16, True), (15, False)])
+def test_the_largest_gamma_is_said_to_be_the_last_priced(gamma: int, said: bool) -> None:
+    lead = replace(LOOKUP, gamma=gamma)
+    lines = edge_lines(asked(target="llama-3.1-8b"), lead)  # type: ignore[arg-type]
+    assert bool(lines) == said and all("16 is the largest" in line for line in lines)
 
 
 def test_a_head_made_for_another_checkpoint_is_served_with_that() -> None:
