@@ -146,18 +146,14 @@ def memory_plan(
     """What fits on `workload.tensor_parallel` devices, with the activations of a serving engine's
     steps; of a CPU's memory without them. At a context of 0 a cache of one token a request is
     counted."""
-    one = replace(workload, batch_size=1, context_len=1)
-    use = memory_bytes(target, draft, one)
-    activations = activation_bytes(target, workload) if device.kind == "gpu" else 0
-    usable = usable_bytes(device, workload)
-    room = usable - use.weight_bytes - activations
+    use, activations, room = _room(target, draft, replace(workload, context_len=1), device)
     lengths = range(1, _positions(target, draft) + 1)
 
     def too_long(length: int) -> bool:
         return memory_bytes(target, draft, replace(workload, context_len=length)).kv_bytes > room
 
     return MemoryPlan(
-        usable_bytes=usable,
+        usable_bytes=usable_bytes(device, workload),
         target_weight_bytes=use.target_weight_bytes,
         draft_weight_bytes=use.draft_weight_bytes,
         activation_bytes=activations,
@@ -197,12 +193,20 @@ def held_requests(
     each draft of a grid an array."""
     import numpy as np
 
+    use, _, room = _room(target, draft, workload, device)
+    held = np.maximum(0, room // np.maximum(use.kv_bytes, 1)).astype(np.int64)
+    return held if np.ndim(held) else int(held)
+
+
+def _room(
+    target: Architecture, draft: Draft | None, workload: Workload, device: Device
+) -> tuple[MemoryUse, int, float]:
+    """What one request of the workload's context takes, the activations of a GPU, and the bytes
+    that weights and these leave."""
     one = replace(workload, batch_size=1, context_len=max(1, workload.context_len))
     use = memory_bytes(target, draft, one)
     activations = activation_bytes(target, workload) if device.kind == "gpu" else 0
-    room = usable_bytes(device, workload) - use.weight_bytes - activations
-    held = np.maximum(0, room // np.maximum(use.kv_bytes, 1)).astype(np.int64)
-    return held if np.ndim(held) else int(held)
+    return use, activations, usable_bytes(device, workload) - use.weight_bytes - activations
 
 
 def usable_bytes(device: Device, workload: Workload) -> float:

@@ -50,7 +50,8 @@ from archsearch.architecture.ops import AllReduce, Part
 from archsearch.capacity import memory_bytes, usable_bytes
 from archsearch.engine_rounds import plain_costs
 from archsearch.hardware.device import load_device
-from archsearch.latency.composed import ComposedPass, constants, sync_waits
+from archsearch.latency.composed import ComposedPass, sync_waits
+from archsearch.latency.constants import constants
 from archsearch.profiles import Measurement
 from archsearch.workload import Workload
 

@@ -51,7 +51,8 @@ from archsearch.architecture.catalogue import load
 from archsearch.architecture.ops import Attention, Op
 from archsearch.hardware.device import load_device
 from archsearch.importers.aiconfigurator import import_tables, write_profile
-from archsearch.latency.composed import ComposedPass, constants
+from archsearch.latency.composed import ComposedPass
+from archsearch.latency.constants import constants
 from archsearch.profiles import Measurement, Profile
 
 GROUPS: Final = {

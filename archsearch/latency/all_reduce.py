@@ -27,6 +27,7 @@ from archsearch.architecture.ops import AllReduce
 from archsearch.errors import MissingDataError
 from archsearch.estimate import Array, N
 from archsearch.files import read_json
+from archsearch.latency.constants import constants
 from archsearch.latency.datasheet import LINK_LATENCY_S
 from archsearch.paths import data_dir
 from archsearch.profiles import Measurement
@@ -36,10 +37,7 @@ Answer = tuple[float, float]
 """seconds, relative std"""
 
 RANKS_STD: Final = 0.25
-# Of a table of the same link: TensorRT-LLM and SGLang take 0.64 to 0.71 times vLLM's time for the
-# same sum on H100, H200 and B200, 0.93 and 1.01 on A100 (`frameworks_compared` of the shipped
-# profiles).
-LIKE_STD: Final = 0.30
+LIKE_STD: Final[float] = constants()["graph"]["same_link_relative_std"]
 LINK_STD: Final = 0.40
 PCIE_BYTES_PER_S: Final = 16e9  # no link known: PCIe 4 x8
 SAME_LINK: Final = 0.1  # relative difference of the datasheets' speeds

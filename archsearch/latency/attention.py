@@ -18,6 +18,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.experts import ROUTING_SKEW
 from archsearch.architecture.ops import Attention, Op
 from archsearch.hardware.device import Device
+from archsearch.latency.constants import constants
 from archsearch.latency.datasheet import FORMAT_SHARE, FORMAT_STD, KERNEL_S, datasheet_s
 from archsearch.latency.ops import SHORT, VERIFY_STD, Answer
 from archsearch.profiles import Profile
@@ -36,17 +37,8 @@ class Serving:
     std: float
 
 
-# By major compute capability. From the shipped profiles (aiconfigurator-core 0.12.0):
-# `kernel_sources` of vLLM 0.14 on A100 and 0.24 on H100, H200 and B200, and `row_relative_std`:
-# vLLM against TensorRT-LLM and SGLang on the same shapes. What else vLLM runs FlashAttention 2 on:
-# v1/attention/backends/fa_utils.py (version 3 on major 9, 4 on 10, else 2) and platforms/cuda.py
-# (FLASH_ATTN first but on 10), the same from 0.12 to 2026-03.
-SERVING: Final[dict[int, Serving]] = {
-    8: Serving("Ampere and Ada", FLASH, 0.18),
-    9: Serving("Hopper", "FlashAttention 3", 0.17),
-    10: Serving("Blackwell", "FlashInfer's TensorRT-LLM kernels", 0.07),
-    12: Serving("Blackwell of workstations", FLASH, 0.18),
-}
+_KNOWN: Final = constants()["attention"]
+SERVING: Final = {each["major"]: Serving(*each["serving"]) for each in _KNOWN["generations"]}
 UNKNOWN: Final = Serving("this GPU", "a kernel of its own choice", 0.18)
 KERNELS: Final = {  # as importers name them
     "vllm_flash_attn": FLASH,
@@ -59,7 +51,7 @@ KERNELS: Final = {  # as importers name them
 def serving_attention(compute_capability: str | None) -> Serving:
     """What vLLM would run on such a GPU."""
     major = (compute_capability or "").partition(".")[0]
-    return SERVING.get(int(major), UNKNOWN) if major.isdigit() else UNKNOWN
+    return SERVING.get(major, UNKNOWN)
 
 
 def attention_words(profile: Profile, mode: str) -> str:
@@ -90,11 +82,7 @@ def attention_words(profile: Profile, mode: str) -> str:
 
 # Query rows of a thread block of FlashAttention 2 against a paged cache.
 TILE: Final = 64
-# Seconds a key that such a block takes beyond its arithmetic at a multiprocessor's peak. Of 128
-# numbers a head at 31k: 10.6 ns (A100, the imported rows), 10.7 (RTX 3090 Ti,
-# vllm-project/flash-attention pull 190: 1.4 ms), 3.0 (RTX 3090, pull 193: 1.34 ms); of 256 numbers
-# there 14, 14 and 3.2 at 4k, 32k and 200k (0.375, 2.94, 15.8 ms). With 8 all six within 12 %.
-KEY_S: Final = 8e-9
+KEY_S: Final[float] = _KNOWN["unsplit_key_s"]
 
 
 def unpacks(compute_capability: str | None, engine: str | None, cache: str) -> bool:

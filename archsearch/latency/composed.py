@@ -12,9 +12,7 @@ import copy
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from functools import cache
-from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 
@@ -35,10 +33,10 @@ from archsearch.architecture.ops import (
 from archsearch.engine_rounds import EngineRounds
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate, Numbers
-from archsearch.files import read_yaml
 from archsearch.hardware.device import Device
 from archsearch.latency.all_reduce import ReduceTable
 from archsearch.latency.attention import UnpackedQueries, unpacks
+from archsearch.latency.constants import constants
 from archsearch.latency.ops import OpModel, op_of, steady
 from archsearch.latency.transfer import CarriedOps
 from archsearch.profiles import Profile
@@ -46,22 +44,12 @@ from archsearch.workload import DTYPE_BYTES
 
 # share of an op's error variance that all ops of its kind in a table have in common
 SHARED: Final = 0.5
-# Operations a second that 16-bit GEMMs reach one after the other on random numbers, by compute
-# capability: an H100's of 384 to 1,024 rows, five shapes, reach 0.63 to 0.81 of its peak but for a
-# few, here 0.74 (benchmarks/results/2026-11-26-h100/gemm.jsonl). Tables, each kernel by itself, say
-# 0.83 to 0.91.
-SUSTAINED: Final = {"9.0": 732e12}
+SUSTAINED: Final = constants()["graph"]["sustained_flops_per_s"]
 PACE_ROWS: Final = 8  # GEMMs that a GPU's own pace takes at least; assumed
 # compute capabilities on which engines have one kernel for an all-reduce and the norm after it
 FUSES_ON: Final = ("9", "10")
 Ops = OpModel | CarriedOps | UnpackedQueries
 GROUPS: Final = ("gemm", "attention", "experts", "elementwise", "all_reduce", "head", "step")
-
-
-@cache
-def constants() -> Any:
-    """What the tables do not hold (latency/constants.yaml)."""
-    return read_yaml(Path(__file__).with_name("constants.yaml"), "constants")
 
 
 def composable(profile: Profile, dtype: str) -> bool:

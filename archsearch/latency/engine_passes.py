@@ -32,6 +32,7 @@ from archsearch.drafters.drafter import RoundPlan
 from archsearch.engine_facts import engine_facts
 from archsearch.estimate import Array, Estimate, Numbers
 from archsearch.latency.added import AddedFit, DraftedFit
+from archsearch.latency.constants import constants
 from archsearch.latency.fitted_passes import CacheFit, fit_cache, inputs_of, linear, place_of
 from archsearch.latency.regression import Residual
 from archsearch.profiles import Measurement, PassShape, Profile, RestShape
@@ -50,14 +51,9 @@ FEATURES: Final = (
     "layer tokens",
 )
 MIN_PASS_ROWS: Final = 12
-# Relative std of the same pass from one start of an engine to the next: four starts of vLLM decoded
-# in 29.7 to 31.9 ms.
-START_STD: Final = 0.03
-# Exponent of the time of llama.cpp's passes in their tokens, on a CPU where they were not measured:
-# 0 where weights come from memory once for all tokens, 1 where arithmetic decides. SmolLM2-135M on
-# one thread, 2 to 9 tokens: .34 to .77 in F16, .33 to 1.0 in Q8_0 (a Xeon, in
-# benchmarks/results/2026-11-24-llamacpp, and a Zen 3).
-SEVERAL_TOKENS: Final = Estimate(0.6, 0.2, "prior")
+_KNOWN: Final = constants()["engine_passes"]
+START_STD: Final[float] = _KNOWN["start_relative_std"]
+SEVERAL_TOKENS: Final = Estimate(_KNOWN["several_tokens"], _KNOWN["several_std"], "prior")
 
 
 _Key = tuple[Architecture, int, int, bool, bool]  # shape, batch, tokens, cold, of the target

@@ -46,10 +46,10 @@ from archsearch.latency.composed import (
     ComposedPass,
     all_reduce_wait,
     composable,
-    constants,
     pace,
     sync_waits,
 )
+from archsearch.latency.constants import constants
 from archsearch.latency.draft_passes import DraftPasses
 from archsearch.latency.engine_passes import (
     SEVERAL_TOKENS,

@@ -38,6 +38,7 @@ from archsearch.errors import MissingDataError
 from archsearch.estimate import Array
 from archsearch.hardware.device import Device
 from archsearch.latency.all_reduce import AllReduces
+from archsearch.latency.constants import constants
 from archsearch.latency.datasheet import BANDWIDTH_SHARE, FORMAT_STD, datasheet_s
 from archsearch.latency.regression import Kriging, Residual, nonnegative_fit
 from archsearch.latency.stored import digest_of, stored_fit
@@ -58,22 +59,10 @@ OTHER_STD: Final = 0.05
 STAND_IN_STD: Final = 0.01  # float16 asked, bfloat16 measured: the same kernels at the same speed
 
 PEAK_SHARE: Final = 0.5
-# Small kernels that no table holds. In a graph: 3 us + bytes / (0.8 bandwidth) as NVIDIA
-# aiconfigurator 0.12 takes, for rope and add the 2 us that Vidur measured. On their own: Vidur's
-# medians on an H100 (Llama-70B at TP 4, 1 to 8 tokens, CUDA events around each, so the gap of a
-# launch is inside; an A100 takes 7.5, 3.0, 5.5, 2.0 and 5.5 us).
-ELEMENTWISE_S: Final[dict[str, tuple[float, float, float]]] = {
-    # name: (seconds in a graph, seconds on their own, numbers moved per element)
-    "norm": (3e-6, 6.0e-6, 4.0),  # reads input and residual, writes both; the weights are few
-    "rope": (2e-6, 2.0e-6, 2.0),
-    "act": (3e-6, 4.0e-6, 3.0),  # reads gate and up, writes their product
-    "add": (2e-6, 2.0e-6, 3.0),
-    "embed": (3e-6, 4.5e-6, 2.0),
-    # logits widened to float32, then reduced twice (a guess: nobody published it)
-    "sample": (5e-6, 1.0e-5, 5.0),
-}
-ELEMENTWISE_STD: Final = 0.30
-UNKNOWN_ELEMENTWISE_S: Final = (3e-6, 4.5e-6, 2.0)
+_SMALL: Final = constants()["elementwise"]
+ELEMENTWISE_S: Final[dict[str, tuple[float, float, float]]] = _SMALL["kernels"]
+ELEMENTWISE_STD: Final[float] = _SMALL["relative_std"]
+UNKNOWN_ELEMENTWISE_S: Final[tuple[float, float, float]] = _SMALL["unknown"]
 VERIFY_STD: Final = 0.25
 SHORT: Final = 16  # tokens of context that cost next to nothing
 # Of kernels priced by others that move as much: grouped GEMMs reach 50 to 96 % of the bandwidth
@@ -114,11 +103,7 @@ class OpTable:
 # --- GPU: rough tables
 
 TILE_ROWS: Final = 128
-RAGGED_STD: Final = 0.11
-"""Relative std of a GEMM of more than one tile of rows whose last is not full: what libraries
-choose there follows no law. NVIDIA's rows of H100, H200, B200 and A100 that shipped profiles leave
-out scatter by 11 to 17 % and are 1 to 10 % slower; five of an H200 were 0 to 36 % slower, while 18
-published rounds of vLLM are met within 1 %."""
+RAGGED_STD: Final[float] = constants()["graph"]["ragged_relative_std"]
 
 
 def _waves(blocks: Array, multiprocessors: int) -> Array:

@@ -25,7 +25,8 @@ from archsearch.engine_rounds import EngineRounds, engine_rounds
 from archsearch.estimate import Estimate, Numbers
 from archsearch.hardware.device import Device
 from archsearch.latency.attention import unpacked, unpacked_s, unpacks
-from archsearch.latency.composed import all_reduce_wait, constants, sync_waits
+from archsearch.latency.composed import all_reduce_wait, sync_waits
+from archsearch.latency.constants import constants
 from archsearch.latency.datasheet import datasheet_s
 from archsearch.latency.draft_passes import DraftPasses
 from archsearch.latency.ops import VERIFY_STD

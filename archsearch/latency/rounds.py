@@ -25,18 +25,12 @@ import numpy as np
 
 from archsearch.engine_rounds import EngineRounds, RoundCosts
 from archsearch.estimate import Array, Estimate, Numbers, weakest_source
+from archsearch.latency.constants import constants
 from archsearch.speedup import rising_root
 
 Bound = Literal["gpu", "host"]
 
-# Correlation of the relative errors of a target's pass over 1 token and over several, where passes
-# are put together from kernels or a datasheet: a device that is slower than thought is slower in
-# both. Steps of three targets carried from one GPU to another of its generation: 0.88 (18 pairs,
-# batch 1 to 32); from datasheets: 0.90 (54 pairs), both about an error of zero
-# (benchmarks/results/2026-11-22-engines-gpu/transfer.json). Published plain steps and whole rounds
-# of 11 machines and targets at batch 1: 0.74. Where passes were fitted to whole passes of the
-# device, what is left is each pass's own (10 shapes of a CPU, leave one out: -0.4): none.
-PACE_CORRELATION: Final = 0.88
+PACE_CORRELATION: Final[float] = constants()["graph"]["pace_correlation"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from typing import Final
 from archsearch.architecture.op_kinds import OP_KINDS
 from archsearch.architecture.ops import AllReduce, Gemm, Op
 from archsearch.hardware.device import Device
+from archsearch.latency.constants import constants
 from archsearch.latency.datasheet import datasheet_s, over_link
 from archsearch.latency.ops import Answer, OpModel
 from archsearch.workload import DTYPE_BYTES
@@ -29,26 +30,12 @@ from archsearch.workload import DTYPE_BYTES
 # Compute capabilities for which libraries pick the same kernels (GA100; GA10x; AD10x; GH100; GB100
 # and GB300; GB20x).
 GENERATIONS: Final = (("8.0",), ("8.6",), ("8.9",), ("9.0",), ("10.0", "10.3"), ("12.0",))
-# Relative std that carrying an op over adds. GEMM: the root mean square error over the rows of H100
-# and H200, each from the other's (`benchmarks/transfer.py`); attention: what holds 96 to 98 % of
-# theirs within two std. All-reduce: 4 % there, over one and the same link; wider for another. Of
-# elementwise ops there are no rows: assumed.
-TRANSFER_STD: Final = {"gemm": 0.09, "attention": 0.18, "elementwise": 0.10, "all_reduce": 0.10}
-# Share of its datasheet's bandwidth that a GEMM reaches where memory is all it waits for: the best
-# of four GPUs by a fit of start + bytes / bandwidth to the rows of up to 16 tokens (H100 85 %, H200
-# 80, B200 75, A100 69; single rows reach 92).
-REACHED: Final = 0.85
-# By major compute capability: how far from one after the other to at once, where the device's
-# memory is slower than its relative's. Ampere: steps of an A100 40 GB from the 80 GB card's kernels
-# (which reach 69 % of its bandwidth) are 11 % too slow at 0, 0 to 5 % at 1/2 (six published steps).
-# Hopper's kernels nearly fill their memory: none (0.2 would be best for H100 from H200, 0 for
-# rounds on an H100 of 94 GB).
-OVERLAPPED: Final = {"8": 0.5}
-# Median errors of whole decode steps, the larger of the same two directions.
-STEP_ERRORS: Final = {"a target's step": 0.04, "a small draft's": 0.09}
-# Relative std of an all-reduce over PCIe: whether cards reach one another directly or through the
-# host is not in a datasheet.
-PCIE_STD: Final = 0.50
+_KNOWN: Final = constants()["transfer"]
+TRANSFER_STD: Final[dict[str, float]] = _KNOWN["relative_std"]
+REACHED: Final[float] = _KNOWN["reached"]
+OVERLAPPED: Final[dict[str, float]] = _KNOWN["overlapped"]
+STEP_ERRORS: Final[dict[str, float]] = _KNOWN["step_errors"]
+PCIE_STD: Final[float] = _KNOWN["pcie_relative_std"]
 
 
 def same_generation(first: Device, second: Device) -> bool:

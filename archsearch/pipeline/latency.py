@@ -102,7 +102,7 @@ def fitting_ranks(device: Device, target: Architecture, workload: Workload) -> i
     raise ArchsearchError(
         f"the target needs {one / 2**30:.0f} GiB in {workload.dtype}; {most} {device.key} in a"
         f" machine, {usable / 2**30:.0f} GiB usable each, do not hold it and a tenth for a draft;"
-        " lower --batch-size or the context (--context, the prompts of a load), name a larger --gpu,"
+        " lower --batch-size or the context (--context, a load's prompts), name a larger --gpu,"
         f" or ask without that tenth (--tensor-parallel {most})"
     )
 

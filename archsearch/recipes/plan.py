@@ -9,8 +9,9 @@ SPECFORGE_COMMIT, not on PyPI), TRL 1.16.0 (experimental/gkd, experimental/utils
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from archsearch.architecture.architecture import Architecture
@@ -18,6 +19,7 @@ from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.registry import family as family_class
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
+from archsearch.files import read_yaml
 from archsearch.needs import Needs
 from archsearch.records import as_data
 
@@ -41,7 +43,7 @@ class Library:
     source: str
     files: Mapping[str, str]
     whole_width: bool = False
-    one_layer: frozenset[str] = frozenset()
+    one_layer: Sequence[str] = ()
 
     @property
     def requirement(self) -> str:
@@ -49,93 +51,10 @@ class Library:
         return f"{self.name}=={self.version}"
 
 
-_SPECULATORS: Final = dict(
-    optimizer="muon", lr=1e-3, weight_decay=0.01, total_seq_len=8192, scheduler_type="linear"
-)
-_LIBRARIES: Final = (
-    Library(
-        "speculators",
-        "speculators",
-        "0.9.0",
-        {
-            "eagle3": dict(_SPECULATORS, loss_fn="kl_div"),
-            "peagle": dict(
-                _SPECULATORS,
-                loss_fn="kl_div",
-                down_sample_ratio=0.7,
-                down_sample_ratio_min=0.2,
-                max_anchors=512,
-            ),
-            "dflash": dict(
-                _SPECULATORS,
-                loss_fn="ce",
-                per_position_loss_weight="dpace",
-                dpace_alpha=0.5,
-                max_anchors=512,
-            ),
-        },
-        "defaults of speculators 0.9.0 (train/config/schema.py)",
-        {"train.sh": "speculators.sh"},
-        whole_width=True,
-    ),
-    Library(
-        "specforge",
-        "SpecForge",
-        "0.2.0",
-        {
-            "eagle3": dict(
-                learning_rate=1e-4,
-                batch_size=1,
-                warmup_ratio=0.015,
-                max_grad_norm=0.5,
-                ttt_length=7,
-                attention_backend="flex_attention",
-                max_length=4096,
-            ),
-            "dflash": dict(
-                learning_rate=6e-4,
-                batch_size=2,
-                warmup_ratio=0.04,
-                max_grad_norm=1.0,
-                num_anchors=512,
-                loss_decay_gamma=7.0,
-                attention_backend="flex_attention",
-                max_length=3072,
-            ),
-        },
-        "SpecForge examples/configs: qwen3-8b-eagle3-disaggregated,"
-        " qwen3-8b-dflash-1server-dp7-disaggregated",
-        {"train.sh": "specforge.sh"},
-        whole_width=True,
-        one_layer=frozenset({"eagle3"}),
-    ),
-    Library(
-        "trl",
-        "TRL (GKD)",
-        "1.16.0",
-        {
-            "independent": dict(
-                lmbda=0.0,
-                beta=0.0,
-                seq_kd=False,
-                lr_scheduler_type="cosine",
-                warmup_steps=0.02,
-                max_grad_norm=1.0,
-            ),
-        },
-        f"the forward divergence on the target's own text (lmbda 0, beta 0); {GPT3_SOURCE}",
-        {"train.sh": "trl.sh", "train.py": "trl.py"},
-    ),
-    Library(
-        "archsearch",
-        "archsearch",
-        "",
-        dict.fromkeys(("independent", "eagle3", "peagle", "medusa"), {}),
-        "archsearch's own trainer (docs/families.md), which writes its text itself",
-        {"train.sh": "archsearch.sh"},
-    ),
-)
-LIBRARIES: Final[Mapping[str, Library]] = {row.name: row for row in _LIBRARIES}
+_ROWS: Final[Any] = read_yaml(Path(__file__).with_name("libraries.yaml"), "libraries")
+LIBRARIES: Final[Mapping[str, Library]] = {
+    name: Library(name, **row) for name, row in _ROWS.items()
+}
 
 
 def choose_library(name: str | None, family: str) -> Library:

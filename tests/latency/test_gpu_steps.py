@@ -14,7 +14,7 @@ from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm,
 from archsearch.engine_rounds import engine_rounds
 from archsearch.hardware.device import load_device
 from archsearch.latency import composed
-from archsearch.latency.composed import constants
+from archsearch.latency.constants import constants
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.profiles import Measurement, Profile, find_profile, freeze_shape

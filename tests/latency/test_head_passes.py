@@ -10,7 +10,7 @@ from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import Part, PassOps, forward_ops
 from archsearch.hardware.device import Device, load_device
-from archsearch.latency.composed import constants
+from archsearch.latency.constants import constants
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.profiles import Measurement, Profile, find_profile, freeze_shape

@@ -31,7 +31,7 @@ from archsearch.architecture.ops import (
 from archsearch.capacity import shard
 from archsearch.errors import MissingDataError
 from archsearch.hardware.device import load_device
-from archsearch.latency.composed import constants
+from archsearch.latency.constants import constants
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.ops import OpModel, op_of
 from archsearch.paths import data_dir

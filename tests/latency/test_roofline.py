@@ -8,7 +8,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm
 from archsearch.errors import ArchsearchError
 from archsearch.hardware.device import Device
-from archsearch.latency.composed import constants
+from archsearch.latency.constants import constants
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.workload import Workload
 from tests.doubles.passes import forward_s

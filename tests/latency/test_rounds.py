@@ -20,7 +20,7 @@ from archsearch.engine_rounds import (
 )
 from archsearch.estimate import Estimate
 from archsearch.hardware.identify import resolve_device
-from archsearch.latency.composed import constants
+from archsearch.latency.constants import constants
 from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.latency.rounds import (

@@ -1,0 +1,13 @@
+"""`constants`: the numbers of constants.yaml, each with its source there."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from archsearch.files import read_yaml
+
+
+@cache
+def constants() -> Any:
+    """What the tables do not hold."""
+    return read_yaml(Path(__file__).with_suffix(".yaml"), "constants")
