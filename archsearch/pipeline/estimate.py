@@ -183,24 +183,24 @@ def _by_engine(priced: Sequence[Priced]) -> list[list[Priced]]:
 
 def _with_prompts(item: Priced) -> WithPrompts | None:
     """What the best draft's gain becomes once prompts are read: tokens/s over those without a
-    draft, as many requests in flight as the batch has, prompts that with half an answer fill its
-    context. None on a CPU, and where such requests cannot be priced."""
+    draft, as many requests in flight as the batch has, followed by others or not, prompts that with
+    half an answer fill its context. None on a CPU, and where such requests cannot be priced."""
     work = item.scorer.workload
     tree = getattr(item.score.proposer, "tree", None)
     if any(item.entry.barred) or item.source.device.kind == "cpu" or tree:
         return None
     prompt = max(1, work.context_len - ANSWER // 2)
     base = item.scorer.with_gammas((item.score.gamma,))
-    try:
-        lengths = Lengths.of([prompt]), Lengths.of([ANSWER])
-        mix = Mix((LoadPart("prompts", 1.0, *lengths, work.batch_size),))
-        score = MixScorer(base, mix, item.source.device)(item.score.proposer)
-    except ArchsearchError:
-        return None
-    assert score.mix is not None
-    served = score.mix.parts[0]
-    gain = served.tokens_per_s / served.plain_tokens_per_s
-    return WithPrompts(work.batch_size, ANSWER, prompt, item.entry.draft, gain)
+    part = LoadPart("prompts", 1.0, Lengths.of([prompt]), Lengths.of([ANSWER]), work.batch_size)
+    gains = []
+    for load in (part, replace(part, refill=False)):
+        try:
+            mix = MixScorer(base, Mix((load,)), item.source.device)(item.score.proposer).mix
+        except ArchsearchError:
+            return None
+        assert mix is not None
+        gains.append(mix.parts[0].tokens_per_s / mix.parts[0].plain_tokens_per_s)
+    return WithPrompts(work.batch_size, ANSWER, prompt, item.entry.draft, *gains)
 
 
 def _groups(priced: Sequence[Priced]) -> list[list[Score]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
@@ -187,18 +187,21 @@ class AskedPart:
     prefix_cache_hit: float
     prompt_tokens: float
     output_tokens: float
+    refill: bool
 
     @classmethod
     def of(cls, part: LoadPart) -> AskedPart:
-        load = (part.concurrency, part.context, part.requests_per_second, part.prefix_cache_hit)
-        return cls(part.name, part.weight, *load, part.prompt.mean, part.output.mean)
+        own = {each.name: getattr(part, each.name, None) for each in fields(cls)}
+        lengths = {"prompt_tokens": part.prompt.mean, "output_tokens": part.output.mean}
+        return cls(**own | lengths)
 
     def words(self, *, shared: bool = True) -> str:
         """`chat (70% of tokens): 4 in flight, prompts of 600 tokens, answers of 250`; `shared`:
         with others."""
         rate = self.requests_per_second or 0.0
+        places = "in flight" if self.refill else "that start together"
         how = (
-            f"{self.concurrency} in flight" if self.concurrency else f"{rate:.3g} requests a second"
+            f"{self.concurrency} {places}" if self.concurrency else f"{rate:.3g} requests a second"
         )
         cached = self.prefix_cache_hit
         hit = f", {cached:.0%} of prompts cached" if cached else ""

@@ -10,6 +10,7 @@ and what is to be made best.
       - name: chat
         weight: 70                   # share of the tokens that are served
         concurrency: 4               # requests in flight; or requests_per_second
+        refill: true                 # false: they start together, none follows one that ended
         prompt_tokens: {mean: 600, std: 400}
         output_tokens: 250
         temperature: 0.7
@@ -58,6 +59,7 @@ class LoadPart:
     temperature: Annotated[float | None, Stored(omit=True, low=0.0, high=5.0)] = None
     domain: Maybe[str] = None
     prefix_cache_hit: Share = 0.0
+    refill: Annotated[bool, Stored(omit=True)] = True
 
     @property
     def context(self) -> int:
@@ -174,6 +176,8 @@ def _part(data: object, what: str) -> LoadPart:
     part = _read(LoadPart, {"weight": 1.0, **data, "name": name, **lengths}, what)
     if (part.concurrency is None) == (part.requests_per_second is None):
         raise ArchsearchError(f"{what}: give either concurrency or requests_per_second")
+    if not (part.refill or part.concurrency):
+        raise ArchsearchError(f"{what}: refill: false needs concurrency, of how many that start")
     if part.domain is not None and part.domain not in DOMAINS:
         raise ArchsearchError(f"{what}: domain {part.domain!r} is none of {', '.join(DOMAINS)}")
     if min(part.output.values) < 1:

@@ -28,6 +28,7 @@ from archsearch.traffic.steady import (
     chosen,
     crossing_rate,
     in_flight,
+    together,
 )
 from archsearch.traffic.times import (
     RoundTimes,
@@ -103,13 +104,13 @@ TokensOf = Callable[[int], RoundTokens | None]
 class Load:
     """How a part of a load is priced. `held`: requests that memory holds with the draft and
     without; `largest`: of the batch sizes that are priced; `exact`: all are held, so only the
-    part's own number in flight is priced; `rate`: how many run follows from a rate, so all sizes
+    part's own number in flight is priced; `falls`: how many run is no fixed number, so all sizes
     are."""
 
     held: tuple[int, int]
     largest: int
     exact: bool
-    rate: bool
+    falls: bool
 
     @classmethod
     def of(cls, part: LoadPart, held: Sequence[Numbers | None], largest_batch: int | None) -> Load:
@@ -117,8 +118,9 @@ class Load:
         largest = min(MOST_PRICED, max(limits[1], 1), largest_batch or MOST_PRICED)
         if part.concurrency is not None:
             largest = max(1, min(largest, part.concurrency))
-        exact = part.concurrency == largest and min(limits) >= largest
-        return cls((limits[0], limits[1]), largest, exact, part.concurrency is None)
+        falls = part.concurrency is None or not part.refill
+        exact = not falls and part.concurrency == largest and min(limits) >= largest
+        return cls((limits[0], limits[1]), largest, exact, falls)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -127,7 +129,7 @@ class Load:
         if self.exact:
             return (self.largest,)
         rungs = ladder(self.largest)
-        if self.rate:
+        if self.falls:
             return rungs
         # memory may hold fewer than are in flight: from the last rung below that
         below = max((rung for rung in rungs if rung <= min(self.held)), default=1)
@@ -237,7 +239,7 @@ def _better(first: Steady, second: Steady) -> NDArray[np.bool_]:
 def steady(server: Service, part: LoadPart) -> Steady:
     """The server under the part's load."""
     if part.concurrency is not None:
-        return in_flight(server, part.concurrency)
+        return (in_flight if part.refill else together)(server, part.concurrency)
     assert part.requests_per_second is not None
     return at_rate(server, part.requests_per_second)
 

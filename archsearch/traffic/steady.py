@@ -5,6 +5,7 @@ With P seconds of prefill a request, R rounds a request and rounds of r(b) secon
 decode:
 
     c in flight            seconds a request = P + S r(c) / c  (every slot is refilled at once)
+    c that start together  c P + S_1 r(c) + (S_2 - S_1) r(c - 1) + ...  (nobody takes a place)
     x requests per second  b = x R r(1 + b) / (1 - x P)        (Little's law; prefills: share x P)
 
 S = R + 1 where prompts are read in the steps of those that decode, P being what they add to a step;
@@ -46,6 +47,9 @@ RATES: Final = 48  # looked at for the one above which speculation should be off
 FULL: Final = 0.995
 BLOCKS: Final = 64  # of numbers of requests among which the chain is summed
 RARE: Final = 0.01  # of requests that take longer than the 99th percentile
+# Std of logit(alpha) between requests of one load. Assumed: 0.65 over the 30 texts of the demo (a
+# trained draft, clumps within a text included), 0.31 over the table's data sets.
+REQUEST_STD: Final = 0.5
 HALVINGS: Final = 60  # of the range in which the number that runs is looked for: to the last digits
 
 
@@ -103,6 +107,12 @@ class Service:
     @cached_property  # asked at every step of every fixed point
     def rounds(self) -> Numbers:
         return self.tokens.rounds(self.output_tokens - 1.0)
+
+    @cached_property
+    def work_cv2(self) -> Numbers:
+        """Squared coefficient of variation of a request's rounds: by its length and by chance."""
+        by_chance = self.tokens.square / self.tokens.tau**2 - 1.0
+        return self.output_cv2 + by_chance / np.maximum(self.rounds, 1.0)
 
     @property
     def steps(self) -> Numbers:
@@ -193,6 +203,38 @@ def in_flight(service: Service, concurrency: Numbers) -> Steady:
     return _steady(service, running, running / rate - reading, ttft, None, rate, 1.0)
 
 
+def together(service: Service, number: int) -> Steady:
+    """`number` requests that start together, without others behind them (offline batches, groups of
+    rollouts): the server waits for the slowest, in rounds of fewer and fewer.
+
+    Of c in memory, the k-th ends after R (1 + s z_k) rounds, z_k = Phi^-1((k - 3/8) / (c + 1/4))
+    (Blom, 1958); s: lengths, chance and REQUEST_STD of acceptance. At best a plain step a token.
+    `tpot_s` ends with the last. Raises ArchsearchError for fewer than one.
+    """
+    from scipy.special import ndtri
+
+    full, tokens, rounds = in_flight(service, number), service.tokens, service.rounds
+    held = np.minimum(number, service.held)
+    of_alpha = sum((i + 1) * chance for i, chance in enumerate(tokens.reach))  # per ln(alpha)
+    of_text = REQUEST_STD * of_alpha * (1.0 - (tokens.reach or (0.0,))[0]) / tokens.tau
+    spread = np.sqrt(service.work_cv2 + of_text**2)
+    ended = seconds = requests_s = 0.0 * (rounds + held)
+    for place in range(int(np.max(held))):
+        later = ndtri(np.minimum((place + 0.625) / (held + 0.25), 1.0 - 1e-9))
+        longest = (service.output_tokens - 1.0) * (1.0 + service.output_cv2**0.5 * abs(later))
+        ends = np.maximum(ended, np.minimum(rounds * (1.0 + spread * later), longest))
+        left = np.maximum(held - place, 0.0)
+        step_s = np.where(left > 0.0, (ends - ended) * service.round_at(left), 0.0)
+        ended, seconds, requests_s = ends, seconds + step_s, requests_s + left * step_s
+    before = (number - held) / full.requests_per_s  # in places that are taken again
+    reading = held * service.prefill_s + (service.steps - rounds) * service.round_at(held)
+    whole = before + reading + seconds
+    running = (requests_s + held * (whole - seconds)) / whole
+    return _steady(
+        service, running, before + seconds, full.ttft_s + reading / 2.0, None, number / whole, 1.0
+    )
+
+
 def slot_waiting(service: Service, requests_per_s: Numbers) -> tuple[Numbers, Numbers]:
     """The chance that a request finds all slots taken, and the mean seconds that it then waits for
     one.
@@ -213,10 +255,7 @@ def slot_waiting(service: Service, requests_per_s: Numbers) -> tuple[Numbers, Nu
         below = below + np.where(at > 0.5, np.exp(np.minimum(log_share, 500.0)) * states, 0.0)
         log_share = log_share + size * np.log(ratio)
     above = 1.0 / (1.0 - np.minimum(requests_per_s / top, FULL))
-    work = service.output_cv2 + (service.tokens.square / service.tokens.tau**2 - 1.0) / np.maximum(
-        service.rounds, 1.0
-    )
-    waited = (1.0 + work) / 2.0 / np.maximum(top - requests_per_s, (1.0 - FULL) * top)
+    waited = (1.0 + service.work_cv2) / 2.0 / np.maximum(top - requests_per_s, (1.0 - FULL) * top)
     return above / (above + below), waited
 
 

@@ -113,13 +113,15 @@ class Difference:
 
 @dataclass(frozen=True)
 class WithPrompts:
-    """What the best draft gains once prompts are read too."""
+    """What the best draft gains once prompts are read too; `together`: where they start together
+    and nobody takes a finished one's place."""
 
     concurrency: int
     output_tokens: int
     prompt_tokens: int
     draft: str
     gain: float
+    together: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,10 +150,12 @@ class Estimated(AskedOver):
         served = self.with_prompts
         if served is None:
             return []
+        alone = f", {served.together:.2f}x where they start together and none follows"
         return [
             f"Decoding only. With prompts of {served.prompt_tokens:,} tokens and answers of"
             f" {served.output_tokens}, {served.concurrency} in flight, {served.draft} gives"
-            f" {served.gain:.2f}x the tokens/s (others: --workload FILE)."
+            f" {served.gain:.2f}x the tokens/s"
+            f"{'' if served.concurrency == 1 else alone} (others: --workload FILE)."
         ]
 
 
