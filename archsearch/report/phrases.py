@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from archsearch.architecture import catalogue
 from archsearch.engine_facts import ENGINES, engine_title
@@ -191,7 +191,7 @@ class AskedPart:
 
     @classmethod
     def of(cls, part: LoadPart) -> AskedPart:
-        own = {each.name: getattr(part, each.name, None) for each in fields(cls)}
+        own: dict[str, Any] = {each.name: getattr(part, each.name, None) for each in fields(cls)}
         lengths = {"prompt_tokens": part.prompt.mean, "output_tokens": part.output.mean}
         return cls(**own | lengths)
 
