@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from archsearch.architecture.architecture import Architecture
@@ -82,9 +82,18 @@ class Found:
     row: PublishedDrafter
 
 
-def found_for(name: str, target: Architecture, families: Sequence[str]) -> list[Found]:
-    """The published drafters of a target (`name`: as it was asked for) of some families, in the
-    table's order; of those that run the same the first one."""
+def short_of(drafter: Drafter, target: Architecture, context_len: int) -> bool:
+    """Whether its positions end within a context that the target's reach. Beyond them vLLM skips
+    it, verifies tokens that nobody drafted (issue 58080) or stops (48894, 57941)."""
+    own = drafter.architecture.max_position_embeddings
+    return own < min(context_len, target.max_position_embeddings)
+
+
+def found_for(
+    name: str, target: Architecture, families: Sequence[str], context_len: int = 1
+) -> list[Found]:
+    """The published drafters of a target (`name`: as it was asked for) of some families that reach
+    so far, in the table's order; of those that run the same the first one."""
     found: dict[Drafter, Found] = {}
     for row in published_for(name, target):
         if row.family not in families:
@@ -94,7 +103,10 @@ def found_for(name: str, target: Architecture, families: Sequence[str]) -> list[
             drafter.check(target)
         except InvalidShapeError:  # another vocabulary: no engine takes it as it is
             continue
-        found.setdefault(drafter, Found(drafter, row))
+        if not short_of(drafter, target, context_len):
+            reach = {"max_position_embeddings": target.max_position_embeddings}
+            runs = replace(drafter, architecture=drafter.architecture.replace(**reach))
+            found.setdefault(runs, Found(drafter, row))
     return list(found.values())
 
 

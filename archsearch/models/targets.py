@@ -209,9 +209,10 @@ class NamedDrafter:
     hub_id: str = ""
 
 
-def resolve_drafter(name: str, target: TargetRef) -> NamedDrafter:
+def resolve_drafter(name: str, target: TargetRef, context_len: int = 1) -> NamedDrafter:
     """The drafter called `name` for `target`: a family's name, `family:place` with a folder or hub
-    id of a head, a folder of a head or of a model, or whatever `resolve_target` finds.
+    id of a head, a folder of a head or of a model, or whatever `resolve_target` finds. Of a family
+    the first that reaches `context_len` where one does.
 
     Reads configs only. Raises ArchsearchError where there is no such thing, or it was made for
     another target.
@@ -220,7 +221,7 @@ def resolve_drafter(name: str, target: TargetRef) -> NamedDrafter:
     if colon and is_family(kind):
         return _placed(name, kind, place, target)
     if is_family(name):
-        return _usual(name, target)
+        return _usual(name, target, context_len)
     folder = Path(os.path.expanduser(name))
     if folder.is_dir() and (folder / "config.json").is_file():
         config = read_json(folder / "config.json", "model config")
@@ -263,7 +264,7 @@ def model_of(found: Found) -> TargetRef | None:
     return TargetRef(hub_id, drafter.architecture, hub_id=hub_id) if drafter.is_model else None
 
 
-def _usual(name: str, target: TargetRef) -> NamedDrafter:
+def _usual(name: str, target: TargetRef, context_len: int) -> NamedDrafter:
     """The published drafter of a family where one is known for the target, else the usual one."""
     kind = family(name)
     if kind is Independent:
@@ -275,8 +276,8 @@ def _usual(name: str, target: TargetRef) -> NamedDrafter:
         raise ArchsearchError(
             f"{target.name} cannot be served with {name}: {why}; leave out --draft {name}"
         )
-    found = found_for(target.name, target.architecture, [kind.family])
-    if found:
+    asked = target.name, target.architecture, [kind.family]
+    if found := found_for(*asked, context_len) or found_for(*asked):
         known = _known(name, found[0])
         return replace(known, notes=[f"the shape of {known.hub_id}", *known.notes])
     drafter = kind.usual(target.architecture)

@@ -23,6 +23,7 @@ from archsearch.architecture.published_drafters import published_as
 from archsearch.capacity import memory_bytes, usable_bytes
 from archsearch.drafters.heads import ChainHead
 from archsearch.drafters.models import Independent
+from archsearch.drafters.registry import short_of
 from archsearch.engine_facts import engine_facts, shared_by
 from archsearch.errors import ArchsearchError
 from archsearch.models.targets import NamedDrafter, TargetRef, resolve_drafter, resolve_target
@@ -235,7 +236,8 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
         acceptance, prior_words = published, f"tau {request.tau:g} at gamma {request.gamma} given"
     priced: list[Priced] = []
     workloads: dict[str, Workload] = {}
-    named = [resolve_drafter(name, ref) for name in request.drafts]
+    longest = request.asked.context_len if request.mix is None else request.mix.longest
+    named = [resolve_drafter(name, ref, longest) for name in request.drafts]
     other = [each.name for each in named if each.model is None]
     if request.training and other:
         raise ArchsearchError(f"--training is of draft models, not of {other[0]}: leave one out")
@@ -331,6 +333,11 @@ def _priced(
                 f"target, draft and caches need {need / 2**30:.0f} GiB on each device,"
                 f" {usable / 2**30:.0f} are usable: raise --tensor-parallel, or lower --batch-size"
                 " or --context"
+            )
+        if short_of(each.drafter, target, workload.context_len):
+            no_room = (
+                f"its positions end at {each.drafter.architecture.max_position_embeddings:,} of"
+                f" {workload.context_len:,} tokens of context; beyond, engines stop or do not draft"
             )
         bought = None if each.hub_id or request.trained_tokens is not None else budget
         context = replace(trained_as(scorer.context, each.model, training, tokens), budget=bought)

@@ -236,7 +236,8 @@ def alternatives(session: SearchSession) -> list[Alternative]:
     first."""
     names, scorer, target = session.families.names, session.scorer, session.target
     exist = []
-    for found in found_for(target.name, target.architecture, names):
+    reach = scorer.context.context_len
+    for found in found_for(target.name, target.architecture, names, reach):
         context = published_context(scorer.context, found, target)
         if (score := _score(session, scorer, found.drafter, context)) is not None:
             score = replace(score, needs=Needs("exists", found.row.hub_id))
@@ -265,7 +266,7 @@ def context_of(context: AcceptanceContext, score: Score, target: TargetRef) -> A
     exists."""
     if score.needs is None or score.needs.kind != "exists":
         return context
-    known = found_for(target.name, target.architecture, (score.family,))
+    known = found_for(target.name, target.architecture, (score.family,), context.context_len)
     found = next((each for each in known if each.row.hub_id == score.needs.hub_id), None)
     return context if found is None else published_context(context, found, target)
 

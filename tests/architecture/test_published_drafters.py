@@ -112,3 +112,15 @@ def test_a_broken_row_is_named(tmp_path: Path) -> None:
 def test_names_of_the_catalogue(name: str, entry: str | None) -> None:
     found = catalogue.named(name)
     assert (found.name if found else None) == entry
+
+
+def test_a_head_whose_positions_end_before_the_context_is_passed_over() -> None:
+    shape = catalogue.load("llama-3.1-8b").architecture
+    near, far = (
+        [item.row.hub_id for item in found_for("llama-3.1-8b", shape, ("eagle3",), length)]
+        for length in (2048, 2049)
+    )
+    assert near[0] == "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
+    assert far[0] == "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3"
+    # beyond the target's own positions nothing tells them apart
+    assert found_for("vicuna-13b", catalogue.load("vicuna-13b").architecture, ("eagle3",), 9999)

@@ -133,6 +133,17 @@ def test_what_has_no_room_is_said_first_and_comes_last() -> None:
     assert any(line.endswith("no room") for line in alone.splitlines())
 
 
+def test_a_draft_whose_positions_end_before_the_context_has_no_room() -> None:
+    # vLLM stops beyond them (issue 48894)
+    asked = ("estimate", "--target", "llama-3.1-8b", "--gpu", "h100", "--draft", "eagle3")
+    short = ("--draft", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "--context", "8192")
+    text = call(*asked, *short).stdout
+    assert "best eagle3" in text and "RedHatAI" in text  # of the family the first that reaches it
+    assert "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B has no room: its positions end at 2,048" in (
+        " ".join(text.split())
+    )
+
+
 def test_random_prompts_are_no_domain() -> None:
     line = refused(*ESTIMATE, "--domain", "random")
     assert "'random' is not one of 'chat', 'code'" in line

@@ -202,8 +202,16 @@ def estimate_text(result: Estimated, *, explain: bool) -> str:
     ]
     lines = [*wrapped(above), "", *table(rows, header).splitlines(), ""]
     room = SCREEN - len(lines) - len(below)
-    others = [(entry.draft, entry.score) for entry in entries if entry is not best]
-    over = [f"{name} breaks a limit: {text}." for name, row in others for text in row.broken_limits]
+    others = [entry for entry in entries if entry is not best]
+    over = [
+        f"{entry.draft} {why}: {text}."
+        for entry in others
+        for why, texts in (
+            ("breaks a limit", entry.score.broken_limits),
+            ("has no room", {entry.no_room} - {"", best.no_room}),
+        )
+        for text in texts
+    ]
     for text in [*over, *_said(result)]:
         said = wrapped([text])
         lines, room = (lines + said, room - len(said)) if len(said) <= room else (lines, room)
