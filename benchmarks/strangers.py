@@ -41,6 +41,15 @@ COLAB: Final = "github Resh19S/sgt-qat-draft (Colab; version not verified by its
 FP8: Final = "Llama-3.1-8B-FP8 + EAGLE-3 on H200, median steps (strangers' round, 2.2k context)"
 SPECFORGE: Final = "github sgl-project/SpecForge issues/339"
 PULL_V2: Final = "github sgl-project/sglang pull/20547 (prefill inside)"
+REQUESTS: Final = "REQUEST_STD of traffic/steady.py was chosen with them in sight"
+TWO_MODELS: Final = "engine_rounds.yaml: the class of heads of 2025 was chosen with it in sight"
+PARD: Final = "github AMD-AGI/PARD README (vLLM 0.16.0; draft lengths: the best, not said)"
+AUDIT: Final = (
+    "github pramodjella/speculative-decoding-draft-length-audit results (vLLM 0.23, Modal)"
+)
+OWN_HEAD: Final = "github dcstang/eagle3-spec-dec results/20260701 (a head of 3,000 texts)"
+A800: Final = "github sgl-project/sglang issues/29244 (one A800, logs)"
+TENGYUNW: Final = "github SafeAILab/EAGLE issues/251 (one H200, SGLang of 2025-07)"
 AMD: Final = "github ROCm/rocm-blogs mtp/README.md (DeepSeek-V3 on MI300X, whole requests)"
 
 
@@ -65,6 +74,7 @@ class Case:
     domain: str = "chat"
     tree: str | None = None  # as `--tree`; gamma is its steps then
     answer: int = 0  # of `served`: tokens out; the prompt has `context` then
+    refill: bool = True  # as a workload's
     temperature: float = 0.0
     options: tuple[str, ...] = ()  # as `--engine-option`
     skew: float | None = None  # of routing
@@ -400,7 +410,266 @@ EAGLE_A100: Final = Case(
 HEADS: Final = "published.csv holds other runs of the same heads"
 KERNEL: Final = "the FlashAttention 2 model was checked on it"
 GRAPH: Final = "ungraphed_layer of engine_rounds.yaml"
+
+
+def _pard() -> Iterator[Row]:
+    """EAGLE-3 and PARD beside each other; three targets, three kinds of text, one request."""
+    runs = {
+        ("llama-3.1-8b", "a100", 1): (78.41, (3.13, 2.60, 2.42), (4.76, 4.00, 2.72)),
+        ("qwen3-8b", "a100", 1): (76.49, (2.10, 1.91, 1.66), (5.05, 4.40, 2.52)),
+        ("llama-3.3-70b", "h20", 4): (70.66, (3.59, 2.94, 2.64), (5.38, 4.52, 2.70)),
+    }
+    for (target, gpu, ranks), (alone, heads, drafts) in runs.items():
+        case = Case(
+            source=PARD,
+            target=target,
+            draft="eagle3",
+            gpu=gpu,
+            engine="vllm",
+            version="0.16.0",
+            gamma=5,
+            batch=1,
+            context=400,
+            ranks=ranks,
+        )
+        note = (
+            "ranks not said: inferred from the plain step" if ranks > 1 else "which A100: not said"
+        )
+        yield Row(case, "step", 1e3 / alone, trend=ranks > 1, note=note)
+        for domain, head, draft in zip(("code", "math", "chat"), heads, drafts, strict=True):
+            asked = replace(case, domain=domain)
+            yield Row(asked, "gain", head, group="nothing given")
+            yield Row(replace(asked, draft="pard", gamma=8), "gain", draft, group="nothing given")
+
+
+def _audit() -> Iterator[Row]:
+    """Batches that start together and are served to the last one, long contexts, n-grams."""
+    case = Case(
+        source=AUDIT,
+        target="llama-3.1-8b",
+        draft="eagle3",
+        gpu="h100",
+        engine="vllm",
+        version="0.23.0",
+        gamma=3,
+        batch=8,
+        context=150,
+        answer=128,
+        domain="code",
+    )
+    for batch, gamma, gain, tokens in (
+        (8, 3, 1.123, 1.7036),
+        (8, 5, 1.023, 1.75),
+        (32, 1, 1.111, 1.4422),
+        (32, 3, 1.012, 1.7242),
+        (32, 4, 0.944, 1.7411),
+        (64, 1, 1.077, 1.4235),
+        (64, 2, 1.02, 1.6112),
+        (64, 3, 0.961, 1.6771),
+        (64, 4, 0.878, 1.7088),
+    ):
+        answer = 96 if batch == 64 else 128
+        asked = replace(case, batch=batch, gamma=gamma, tau=tokens, answer=answer)
+        yield Row(replace(asked, refill=False), "served", gain, REQUESTS, note="static groups")
+    yield Row(replace(case, answer=0, context=210), "step", 8e3 / 1153.65)
+    yield Row(replace(case, answer=0, context=210, batch=32), "step", 32e3 / 4085.32)
+    long = replace(case, answer=0, context=8192, domain="qa")
+    qwen = replace(long, target="qwen3-14b", batch=1)
+    yield Row(qwen, "step", 1e3 / 84.54)
+    for gamma, gain, tokens in (
+        (1, 1.32, 1.417),
+        (2, 1.359, 1.5586),
+        (3, 1.387, 1.6222),
+        (4, 1.33, 1.6259),
+    ):
+        asked = replace(qwen, gamma=gamma, tau=tokens)
+        yield Row(asked, "speedup", gain)
+        yield Row(asked, "gain", gain, group="nothing given")
+    for gamma, gain, tokens in ((1, 1.003, 1.0967), (3, 0.913, 1.0964), (4, 0.851, 1.1018)):
+        asked = replace(long, batch=32, gamma=gamma, tau=tokens)
+        yield Row(asked, "speedup", gain)
+        named = replace(asked, draft="yuhuili/EAGLE3-LLaMA3.1-Instruct-8B")
+        yield Row(named, "gain", gain, group="nothing given", note="a head of 2k positions")
+    lookup = replace(
+        case, target="qwen2.5-7b", draft="ngram", gpu="a100-40gb", batch=1, context=200, answer=0
+    )
+    yield Row(lookup, "step", 1e3 / 82.45)
+    for domain, gamma, gain in (
+        ("code", 4, 1.438),
+        ("math", 4, 1.232),
+        ("chat", 4, 0.995),
+        ("code", 1, 1.184),
+        ("chat", 1, 0.942),
+    ):
+        yield Row(replace(lookup, domain=domain, gamma=gamma), "gain", gain, group="nothing given")
+
+
+def _others() -> Iterator[Row]:
+    case = replace(_qwen("h100", 8, "0.24.0"), source=OWN_HEAD, context=200, temperature=1.0)
+    for dtype, gamma, tokens, gap, gain in (
+        ("bfloat16", 2, 1.51, 8.25, 6.86 / 5.50),
+        ("float8_e4m3fn", 1, 1.39, 5.51, 4.62 / 3.99),
+    ):
+        asked = replace(case, dtype=dtype, gamma=gamma, tau=tokens)
+        yield Row(asked, "round", gap, note="median gap between chunks")
+        yield Row(asked, "speedup", gain, note="mean times per token")
+    block = Case(
+        source=A800,
+        target="qwen3-8b",
+        draft="dflash",
+        gpu="a800",
+        engine="sglang",
+        version="0.5.13",
+        gamma=15,
+        batch=1,
+        context=300,
+        tau=2.8,
+    )
+    yield Row(block, "step", 1e3 / 88, group="SGLang")
+    yield Row(
+        block, "round", 2.8e3 / 162, group="SGLang", note="block of 16, as the head's name says"
+    )
+    yield Row(
+        block, "speedup", 162 / 88, group="SGLang", note="block of 16, as the head's name says"
+    )
+    mixture = replace(block, target="qwen3-30b-a3b", tau=2.0)
+    yield Row(mixture, "step", 1e3 / 146, group="SGLang")
+    yield Row(mixture, "round", 2e3 / 93, group="SGLang", trend=True, note="block not said")
+    yield Row(mixture, "speedup", 93 / 146, group="SGLang", trend=True, note="block not said")
+    for target, alone, rate in (("qwen3-8b", 186, 365), ("qwen3-30b-a3b", 147, 231)):
+        tree = replace(
+            block,
+            source=TENGYUNW,
+            target=target,
+            draft="eagle3",
+            gpu="h200",
+            version="0.4.8",
+            gamma=6,
+            context=400,
+            tau=None,
+            tree="10,6,32",
+        )
+        yield Row(tree, "step", 1e3 / alone, group="SGLang")
+        yield Row(tree, "gain", rate / alone, group="nothing given")
+    eagle = replace(
+        block,
+        source="github SafeAILab/EAGLE pull/173 (H100, SGLang of 2025-01)",
+        target="llama-2-7b",
+        draft="eagle",
+        gpu="h100",
+        version="0.4.1",
+        gamma=5,
+        tau=None,
+        tree="8,5,64",
+        domain="code",
+    )
+    yield Row(eagle, "step", 1e3 / 156, group="SGLang")
+    yield Row(eagle, "gain", 297 / 156, group="nothing given")
+    two = replace(
+        block,
+        source="github sgl-project/sglang issues/11948 (two A800)",
+        draft="eagle3",
+        version="0.5.3",
+        gamma=3,
+        tau=1.9,
+        ranks=2,
+    )
+    yield Row(two, "round", 10.87, group="SGLang")
+    nextn = replace(
+        NEXTN,
+        source="github sgl-project/sglang pull/3582 (cards assumed)",
+        version="0.4.3",
+        gamma=2,
+        context=512,
+        tree="4,2,4",
+    )
+    yield Row(nextn, "gain", 1.76, group="nothing given")
+    tensorrt = Case(
+        source="github NVIDIA/TensorRT-LLM pull/5146 (a user's tokens/s)",
+        target="llama-3.3-70b",
+        draft="eagle3",
+        gpu="h200",
+        engine="tensorrt-llm",
+        version="0.21.0",
+        gamma=3,
+        batch=4,
+        context=1000,
+        tau=1.83,
+        ranks=8,
+    )
+    yield Row(tensorrt, "speedup", 1.26, TWO_MODELS)
+    yield Row(tensorrt, "gain", 1.26, TWO_MODELS, group="nothing given")
+    r1 = replace(
+        tensorrt,
+        source="TensorRT-LLM tech_blog02 (8 B200)",
+        target="deepseek-r1",
+        draft="mtp",
+        gpu="b200",
+        version="0.20.0",
+        batch=1,
+        context=2000,
+        tau=None,
+        dtype="nvfp4",
+        domain="math",
+    )
+    yield Row(r1, "gain", 2.16, group="nothing given")
+    gpt = replace(
+        GPT_OSS,
+        source="github vllm-project/vllm pull/32887 (B200, MT-bench)",
+        version="0.16.0",
+        context=1000,
+    )
+    for draft, gamma, batch, gain in (
+        ("p-eagle", 7, 1, 1.52),
+        ("p-eagle", 3, 8, 1.34),
+        ("eagle3", 3, 1, 1.52 / 1.12),
+        ("eagle3", 2, 8, 1.34 / 1.07),
+    ):
+        note = "" if draft == "p-eagle" else "gamma: the best, not said"
+        yield Row(
+            replace(gpt, draft=draft, gamma=gamma, batch=batch),
+            "gain",
+            gain,
+            group="nothing given",
+            note=note,
+        )
+    large = replace(gpt, target="llama-3.3-70b", dtype="nvfp4")
+    yield Row(large, "step", 3.1e3 / 254)
+    yield Row(replace(large, draft="pard", gamma=11), "gain", 3.10, group="nothing given")
+    spark = replace(
+        gpt,
+        source="github flash7777/vllm-marlin-sm12x RESULTS_NVFP4.md",
+        target="qwen3-coder-30b-a3b",
+        gpu="gb10",
+        gamma=1,
+        context=500,
+        dtype="nvfp4",
+        domain="code",
+    )
+    yield Row(spark, "step", 1e3 / 68.0, group="roofline")
+    yield Row(spark, "gain", 73.9 / 68.0, group="roofline", note="long answers")
+    yield Row(spark, "gain", 56.8 / 67.5, group="roofline", note="answers of middle length")
+    gguf = Case(
+        source="github zackedds/spec-dec-swarm-eval (A6000; Q4_K_M asked as int4, draft 16 bits)",
+        target="llama-3.3-70b",
+        draft="llama-3.2-1b",
+        gpu="rtx-a6000",
+        engine="llama.cpp",
+        version="2026.10",
+        gamma=8,
+        batch=1,
+        context=256,
+        dtype="int4",
+        domain="mixed",
+    )
+    yield Row(gguf, "step", 1e3 / 15.5, group="roofline")
+    yield Row(gguf, "gain", 2.67, group="roofline")
+
+
 ROWS: Final = (
+    *_pard(),
+    *_audit(),
+    *_others(),
     Row(_a100(2), "step", 13.05),
     Row(_a100(3), "step", 13.2),
     Row(_a100(7), "step", 13.65),
@@ -521,7 +790,7 @@ def predicted(row: Row) -> Answer:
     if row.metric in ("gain", "served"):
         return _answer(row, asked_by_a_user(case), 1.0)
     ref = resolve_target(case.target)
-    drafter = resolve_drafter(case.draft, ref).drafter
+    drafter = resolve_drafter(case.draft, ref, case.context).drafter
     if case.tree is not None:
         assert isinstance(drafter, ChainHead)
         drafter = replace(drafter, tree=tree_of(case.tree))
@@ -580,12 +849,14 @@ def asked_by_a_user(case: Case) -> Estimate:
         tree=case.tree,
     )
     if case.answer:  # with prompts inside
-        load = {"concurrency": case.batch, "prompt_tokens": case.context}
+        load = {"concurrency": case.batch, "prompt_tokens": case.context, "refill": case.refill}
         part = {**load, "output_tokens": case.answer}
         mix = mix_of({"parts": [part], "objective": "throughput"}, "prompts")
         work = replace(work, batch_size=1)
         request = replace(request, asked=work, mix=mix, tau=case.tau)
     (found,) = estimate_drafts(request).drafts
+    if found.no_room:
+        raise ArchsearchError(found.no_room)
     return found.score.speedup
 
 
