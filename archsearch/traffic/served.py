@@ -104,13 +104,14 @@ TokensOf = Callable[[int], RoundTokens | None]
 class Load:
     """How a part of a load is priced. `held`: requests that memory holds with the draft and
     without; `largest`: of the batch sizes that are priced; `exact`: all are held, so only the
-    part's own number in flight is priced; `falls`: how many run is no fixed number, so all sizes
-    are."""
+    part's own number in flight is priced; `rate`: how many run follows from a rate, so all sizes
+    are; `ends`: they end without others behind them, so powers of two are."""
 
     held: tuple[int, int]
     largest: int
     exact: bool
-    falls: bool
+    rate: bool
+    ends: bool
 
     @classmethod
     def of(cls, part: LoadPart, held: Sequence[Numbers | None], largest_batch: int | None) -> Load:
@@ -118,9 +119,9 @@ class Load:
         largest = min(MOST_PRICED, max(limits[1], 1), largest_batch or MOST_PRICED)
         if part.concurrency is not None:
             largest = max(1, min(largest, part.concurrency))
-        falls = part.concurrency is None or not part.refill
-        exact = not falls and part.concurrency == largest and min(limits) >= largest
-        return cls((limits[0], limits[1]), largest, exact, falls)
+        ends, rate = not part.refill, part.concurrency is None
+        exact = not ends and part.concurrency == largest and min(limits) >= largest
+        return cls((limits[0], limits[1]), largest, exact, rate, ends)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -129,7 +130,9 @@ class Load:
         if self.exact:
             return (self.largest,)
         rungs = ladder(self.largest)
-        if self.falls:
+        if self.ends:
+            return tuple(rung for rung in rungs if rung == self.largest or not rung & rung - 1)
+        if self.rate:
             return rungs
         # memory may hold fewer than are in flight: from the last rung below that
         below = max((rung for rung in rungs if rung <= min(self.held)), default=1)

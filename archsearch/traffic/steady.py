@@ -29,6 +29,7 @@ simulation in `traffic.simulation`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -50,7 +51,7 @@ RARE: Final = 0.01  # of requests that take longer than the 99th percentile
 # Std of logit(alpha) between requests of one load. Assumed: 0.65 over the 30 texts of the demo (a
 # trained draft, clumps within a text included), 0.31 over the table's data sets.
 REQUEST_STD: Final = 0.5
-HALVINGS: Final = 60  # of the range in which the number that runs is looked for: to the last digits
+HALVINGS: Final = 40  # of the range in which the number that runs is looked for: to nine digits
 
 
 @dataclass(frozen=True)
@@ -127,14 +128,13 @@ class Service:
         at, last, seconds = self.at, len(self.at) - 1, self.round_s
         if not last:
             return seconds[0]
-        batch = np.maximum(running, 1.0)
-        if seconds.ndim > 1:
-            batch = np.broadcast_to(batch, seconds.shape[1:])
+        batch, drafts = np.maximum(running, 1.0), seconds.shape[1:]
         low = np.minimum(np.searchsorted(at, batch, side="right") - 1, last - 1)
         share = (batch - at[low]) / (at[low + 1] - at[low])
-        if seconds.ndim > 1:  # a row of each draft's column
-            here = low * batch.size + np.arange(batch.size).reshape(batch.shape)
-            below, above = np.take(seconds, here), np.take(seconds, here + batch.size)
+        if drafts:  # a row of each draft's column
+            size = math.prod(drafts)
+            here = low * size + np.arange(size).reshape(drafts)
+            below, above = np.take(seconds, here), np.take(seconds, here + size)
         else:
             below, above = seconds[low], seconds[low + 1]
         beyond = seconds[-1] + self._slope * (batch - at[-1])
@@ -208,7 +208,8 @@ def together(service: Service, number: int) -> Steady:
     rollouts): the server waits for the slowest, in rounds of fewer and fewer.
 
     Of c in memory, the k-th ends after R (1 + s z_k) rounds, z_k = Phi^-1((k - 3/8) / (c + 1/4))
-    (Blom, 1958); s: lengths, chance and REQUEST_STD of acceptance. At best a plain step a token.
+    (Blom, 1958); s: lengths, chance and REQUEST_STD of acceptance; at most a plain step a token.
+    Summed over k at which the rest has shrunk by the root of 2.
     `tpot_s` ends with the last. Raises ArchsearchError for fewer than one.
     """
     from scipy.special import ndtri
@@ -218,20 +219,22 @@ def together(service: Service, number: int) -> Steady:
     of_alpha = sum((i + 1) * chance for i, chance in enumerate(tokens.reach))  # per ln(alpha)
     of_text = REQUEST_STD * of_alpha * (1.0 - (tokens.reach or (0.0,))[0]) / tokens.tau
     spread = np.sqrt(service.work_cv2 + of_text**2)
-    ended = seconds = requests_s = 0.0 * (rounds + held)
-    for place in range(int(np.max(held))):
-        later = ndtri(np.minimum((place + 0.625) / (held + 0.25), 1.0 - 1e-9))
-        longest = (service.output_tokens - 1.0) * (1.0 + service.output_cv2**0.5 * abs(later))
-        ends = np.maximum(ended, np.minimum(rounds * (1.0 + spread * later), longest))
-        left = np.maximum(held - place, 0.0)
-        step_s = np.where(left > 0.0, (ends - ended) * service.round_at(left), 0.0)
-        ended, seconds, requests_s = ends, seconds + step_s, requests_s + left * step_s
+    ranks = np.ndim(held + rounds + service.round_s[0])
+    halves = np.arange(2 * math.ceil(math.log2(number)) + 1.0).reshape(-1, *ranks * (1,))
+    left = np.maximum(held * 0.5 ** (halves / 2.0), 1.0)  # until the last one is left
+    later = ndtri((held - left + 0.625) / (held + 0.25))
+    longest = (service.output_tokens - 1.0) * (1.0 + service.output_cv2**0.5 * abs(later))
+    ends = np.minimum(np.maximum(rounds * (1.0 + spread * later), 0.0), longest)
+    ends = np.maximum.accumulate(ends, axis=0)
+    running = (np.concatenate([left[:1], left[:-1]]) + left) / 2.0
+    step_s = np.diff(ends, axis=0, prepend=0.0) * service.round_at(running)
+    seconds, requests_s = step_s.sum(axis=0), (running * step_s).sum(axis=0)
     before = (number - held) / full.requests_per_s  # in places that are taken again
     reading = held * service.prefill_s + (service.steps - rounds) * service.round_at(held)
     whole = before + reading + seconds
-    running = (requests_s + held * (whole - seconds)) / whole
+    mean = (requests_s + held * (whole - seconds)) / whole
     return _steady(
-        service, running, before + seconds, full.ttft_s + reading / 2.0, None, number / whole, 1.0
+        service, mean, before + seconds, full.ttft_s + reading / 2.0, None, number / whole, 1.0
     )
 
 

@@ -160,9 +160,12 @@ CASES = [
         ),
         None,
     ),
-    (mix(RATE, CODE, objective="tpot"), None),
+    (mix(RATE, CODE | {"refill": False}, objective="tpot"), None),
     (mix(RATE | {"requests_per_second": 40.0}), None),
-    (mix(CHAT, CODE), RooflineLatency(load_device("l4"), "bfloat16", "graph", "vllm")),
+    (
+        mix(CHAT, CODE | {"refill": False}),
+        RooflineLatency(load_device("l4"), "bfloat16", "graph", "vllm"),
+    ),
 ]
 
 
@@ -302,3 +305,8 @@ def test_a_limit_on_one_request_in_a_hundred() -> None:
     score = scorer(catalogue.load("llama-3.2-1b").architecture)
     assert score.mix is not None and "99 % within" in score.mix.broken_limits[0]
     assert scorer.constraints(catalogue.load("llama-3.2-1b").architecture)["chat ttft 99 %"] > 0
+
+
+def test_a_rate_cannot_start_together() -> None:
+    with pytest.raises(ArchsearchError, match="refill: false needs concurrency"):
+        mix(RATE | {"refill": False})
