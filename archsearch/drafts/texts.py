@@ -19,11 +19,11 @@ from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import write_json
 from archsearch.progress import ProgressLine, say
 from archsearch.records import load, save
+from archsearch.text.prompt_files import read_texts
 from archsearch.text.prompt_set import PromptSet, answer_faults, prompt_faults
 from archsearch.text.prompts import (
     EncodedPrompt,
     Prompt,
-    context_tokens,
     encode_prompts,
     prompt_limit,
 )
@@ -87,7 +87,7 @@ class RunTexts:
                 self._caches["plain"] = encode_text(
                     self.writer(),
                     self.target.tokenizer,
-                    self.plain_text,
+                    read_texts(self.plain_text),
                     cache_dir=self.folder / "plain",
                     budget_s=PLAIN_SHARE * budget_s,
                     progress=line,
@@ -228,7 +228,7 @@ class RunTexts:
     def encode(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
         """Token ids of prompts; those that leave no room for an answer in the target's context are
         left out."""
-        limit = prompt_limit(context_tokens(self.target.config), self.answer_tokens)
+        limit = prompt_limit(self.target.config, self.answer_tokens)
         return encode_prompts(prompts, self.target.tokenizer, max_tokens=limit)
 
     def coverage(self) -> VocabularyCoverage:

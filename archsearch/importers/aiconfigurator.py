@@ -264,26 +264,20 @@ def _read(
         names = parquet.read_schema(path).names
         missing = [name for name in (*wanted, *texts_) if name not in names]
         if missing:
-            raise ArchsearchError(
-                f"kernel table {path} has no column {', '.join(missing)}; {_reinstall()}"
-            )
+            raise _broken(path, f" has no column {', '.join(missing)}")
         wanted += [name for name in optional.split() if name in names]
         table = parquet.ParquetFile(path).read(columns=[*wanted, *texts_])
         for name in wanted:
             kind = table.column(name).type
             if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-                raise ArchsearchError(
-                    f"kernel table {path}: column {name} holds {kind}, not numbers; {_reinstall()}"
-                )
+                raise _broken(path, f": column {name} holds {kind}, not numbers")
     except FileNotFoundError:
         raise MissingDataError(f"kernel table not found: {path}; {_reinstall()}") from None
     except (pa.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())[:120]
-        raise ArchsearchError(
-            f"kernel table {path} cannot be read ({reason}); {_reinstall()}"
-        ) from error
+        raise _broken(path, f" cannot be read ({reason})") from error
     if not table.num_rows:
-        raise ArchsearchError(f"kernel table {path} is empty; {_reinstall()}")
+        raise _broken(path, " is empty")
     frame: DataFrame = table.to_pandas().astype(
         dict.fromkeys(wanted, float) | dict.fromkeys(texts_, str)
     )
@@ -299,6 +293,10 @@ def _reinstall() -> str:
     return f"use the tables of {PACKAGE} {PACKAGE_VERSIONS[-1]}"
 
 
+def _broken(path: Path, what: str) -> ArchsearchError:
+    return ArchsearchError(f"kernel table {path}{what}; {_reinstall()}")
+
+
 def _one_version(path: Path, frame: DataFrame) -> None:
     """Every row was measured with the framework version that the folder is named after.
 
@@ -308,10 +306,8 @@ def _one_version(path: Path, frame: DataFrame) -> None:
     """
     versions = set(frame.version)
     if any(not version.startswith(path.parent.name) for version in versions):
-        raise ArchsearchError(
-            f"kernel table {path} holds rows of version {', '.join(sorted(versions))} in the folder"
-            f" of version {path.parent.name}; {_reinstall()}"
-        )
+        found = f"{', '.join(sorted(versions))} in the folder of version {path.parent.name}"
+        raise _broken(path, f" holds rows of version {found}")
 
 
 def _collect(
@@ -326,24 +322,17 @@ def _collect(
     usable = whole & (frame.latency > 0) & (frame.latency < math.inf)
     bad = int((~usable).sum())
     if bad > BAD_SHARE * len(frame):
-        raise ArchsearchError(
-            f"kernel table {path}: {bad} of {len(frame)} rows are negative, zero, NaN or have no"
-            f" whole sizes; {_reinstall()}"
-        )
+        some = f"{bad} of {len(frame)} rows"
+        raise _broken(path, f": {some} are negative, zero, NaN or have no whole sizes")
     seen: dict[Key, list[float]] = {}
     for row in frame[usable].astype(dict.fromkeys(counts.columns, int)).itertuples(index=False):
         seen.setdefault(make(row), []).append(row.latency * 1e-3)
     times = {key: statistics.median(found) for key, found in seen.items()}
     repeated = sum(map(len, seen.values())) - len(seen)
     ignored = {"unusable": bad, "repeated shapes (median taken)": repeated}
-    return Table(
-        path,
-        times,
-        len(frame),
-        {name: count for name, count in ignored.items() if count},
-        tuple(sorted(set(frame.kernel_source))),
-        tuple(sorted(set(frame.version))),
-    )
+    left_out = {name: count for name, count in ignored.items() if count}
+    named = (tuple(sorted(set(frame[column]))) for column in ("kernel_source", "version"))
+    return Table(path, times, len(frame), left_out, *named)
 
 
 def read_gemm(path: Path, device: Device, dtype: str, compact: bool) -> Table:
@@ -368,10 +357,11 @@ def without_slow_starts(table: Table) -> Table:
         if isinstance(op, Gemm) and op.m <= 16:
             by_matrix.setdefault((op.n, op.k), {})[op.m] = seconds
     asked = {size: times for size, times in by_matrix.items() if 1 in times and len(times) > 1}
-    slow: set[Key] = set()
-    for (n, k), times in asked.items():
-        if times[1] > SLOW_START * statistics.median(times[m] for m in times if m > 1):
-            slow.add((Gemm(1, n, k), "graph"))
+    slow: set[Key] = {
+        (Gemm(1, *size), "graph")
+        for size, times in asked.items()
+        if times[1] > SLOW_START * statistics.median(times[m] for m in times if m > 1)
+    }
     return table if len(slow) <= SLOW_SHARE * len(asked) else table.without(slow, SLOW_WORDS)
 
 
@@ -453,13 +443,14 @@ def read_all_reduce(path: Path, device: Device, dtype: str, compact: bool) -> Ta
     for (op, mode), time in table.times_s.items():
         if isinstance(op, AllReduce):
             lines.setdefault((op.ranks, mode), []).append((op.elements, time, (op, mode)))
-    spikes = set()
-    for line in map(sorted, lines.values()):
+    spikes = {
+        key
+        for line in map(sorted, lines.values())
         for (_, before, _), (_, here, key), (_, after, _) in zip(
             line, line[1:], line[2:], strict=False
-        ):
-            if here > SPIKE * max(before, after):
-                spikes.add(key)
+        )
+        if here > SPIKE * max(before, after)
+    }
     return table.without(spikes, "spikes")
 
 
@@ -736,22 +727,15 @@ def _rows(times: Mapping[Key, float], device: Device, dtype: str) -> list[Measur
     """Rows of a profile, by mode and sizes."""
 
     def order(key: Key) -> tuple[object, ...]:
-        sizes = (
+        return key[1], [
             0 if value is None or isinstance(value, str) else value for value in astuple(key[0])
-        )
-        return key[1], tuple(sizes)
+        ]
 
-    return [
-        Measurement(
-            op.kind,
-            freeze_shape(row_sizes(op)),
-            dtype,
-            mode,
-            cache_state(op, device, dtype),
-            (times[op, mode],),
-        )
-        for op, mode in sorted(times, key=order)
-    ]
+    def row(op: Op, mode: str) -> Measurement:
+        shape, cache = freeze_shape(row_sizes(op)), cache_state(op, device, dtype)
+        return Measurement(op.kind, shape, dtype, mode, cache, (times[op, mode],))
+
+    return [row(*key) for key in sorted(times, key=order)]
 
 
 # -- writing
@@ -769,15 +753,15 @@ def import_profile(
     """Compose the profile of a device (key or alias) with the `options` of `import_tables` and
     write it; returns it with its folder set.
 
-    `output`: the folder, by default <root>/<device>/<stack> with root `profiles` in the working
-    directory. It is built beside its place and renamed. Raises: as `import_tables`; ArchsearchError
-    where `output` holds something that was not imported, which stays as it is.
+    `output`: the folder, by default <root>/<device>/<stack>. It is built beside its place and
+    renamed. Raises: as `import_tables`; ArchsearchError where `output` holds something that was not
+    imported, which stays as it is.
     """
     device = load_device(device_name)
     if output is not None:
         _refuse_to_overwrite(output)
     profile = import_tables(device, **options)
-    folder = output if output is not None else root / device.key / stack_folder(profile)
+    folder = output or root / device.key / stack_folder(profile)
     _refuse_to_overwrite(folder)
     write_profile(profile, folder)
     return profile

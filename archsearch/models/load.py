@@ -112,31 +112,23 @@ def weights_source(ref: TargetRef, *, weights: bool = True) -> Path | str:
     )
 
 
-def tokenizers_differ(
-    ours: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase, limit: int = 5
-) -> list[str]:
-    """The first `limit` tokens (by id) on which two tokenizers disagree, as `'token': id != id`; []
-    when they are equal."""
-    left, right = ours.get_vocab(), other.get_vocab()
-    differing = [
-        token for token in left.keys() | right.keys() if left.get(token) != right.get(token)
-    ]
-    differing.sort(key=lambda token: (min(v[token] for v in (left, right) if token in v), token))
-    return [
-        f"{token!r}: {left.get(token, 'absent')} != {right.get(token, 'absent')}"
-        for token in differing[:limit]
-    ]
-
-
 def check_tokenizer(
     ours: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase, whose: str
 ) -> None:
-    """Raise ArchsearchError where the tokenizer `other` is not the target's: its ids mean other
-    tokens."""
-    if differences := tokenizers_differ(ours, other, limit=3):
+    """Raise ArchsearchError, with the first three, where ids of the tokenizer `other` mean other
+    tokens than the target's."""
+    left, right = ours.get_vocab(), other.get_vocab()
+    differing = {token for token, _ in left.items() ^ right.items()}
+    if differing:
+        both = (left, right)
+        first = sorted(
+            differing, key=lambda token: (min(v[token] for v in both if token in v), token)
+        )
+        words = [" != ".join(str(v.get(token, "absent")) for v in both) for token in first[:3]]
+        listed = "; ".join(f"{token!r}: {ids}" for token, ids in zip(first, words, strict=False))
         raise ArchsearchError(
-            f"the tokenizer {whose} differs from the target's ({'; '.join(differences)}); use a"
-            " draft made for this target"
+            f"the tokenizer {whose} differs from the target's ({listed}); use a draft made for this"
+            " target"
         )
 
 

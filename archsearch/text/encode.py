@@ -17,7 +17,6 @@ from archsearch.progress import Progress, silent
 from archsearch.text.batch import Report
 from archsearch.text.cache import SHARD_PROMPTS, CachedSequence, TextCache
 from archsearch.text.generate import CacheJob, Store, Work, make_cache, plain_head
-from archsearch.text.prompt_files import read_texts
 from archsearch.text.prompts import EncodedPrompt
 from archsearch.text.settings import by_length, prefill_tokens
 
@@ -30,7 +29,7 @@ PIECE_TOKENS: Final = 256
 def encode_text(
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    texts: Path | str | Sequence[str],
+    texts: Sequence[str],
     *,
     cache_dir: Path | str,
     max_tokens: int = PIECE_TOKENS,
@@ -40,13 +39,11 @@ def encode_text(
     """Plain text with the target's states, from one forward pass: every token after the first
     counts as written.
 
-    `texts`: strings, or a file (paragraphs between blank lines; .jsonl lines with a "text" field).
     Longer texts are cut into pieces of `max_tokens`. Budget, resuming, refusal as in write_answers.
     Raises ArchsearchError for text without a piece of two tokens.
     """
     begin = time.monotonic()
-    strings = read_texts(Path(texts)) if isinstance(texts, str | Path) else list(texts)
-    pieces = list(_pieces(strings, tokenizer, max_tokens))
+    pieces = list(_pieces(texts, tokenizer, max_tokens))
     if not pieces:
         raise ArchsearchError("the plain text holds no piece of two tokens or more; give more text")
     head = plain_head(target)

@@ -33,7 +33,6 @@ from archsearch.text.cache import (
 from archsearch.text.prompts import (
     EncodedPrompt,
     Prompt,
-    context_tokens,
     encode_prompts,
     prompt_limit,
 )
@@ -57,7 +56,7 @@ def generate_text(
 ) -> TextCache:
     """`write_answers` to `prompts`; those that leave no room for an answer in the target's context
     are left out, and that is said."""
-    limit = prompt_limit(context_tokens(target.config), writing.max_new_tokens)
+    limit = prompt_limit(target.config, writing.max_new_tokens)
     return write_answers(
         target,
         tokenizer,

@@ -135,27 +135,21 @@ def _turns(value: object, field: str) -> list[object]:
     return value
 
 
-def context_tokens(config: Any) -> int | None:
-    """How many tokens a target's positions reach, from its Hugging Face config; None where it does
-    not say."""
-    value = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
-    return int(value) if value else None
-
-
-def prompt_limit(context: int | None, answer_tokens: int) -> int:
-    """Most tokens of a prompt: MAX_PROMPT_TOKENS, and such that a whole answer fits into the
-    target's context behind it.
+def prompt_limit(config: Any, answer_tokens: int) -> int:
+    """Most tokens of a prompt: MAX_PROMPT_TOKENS, and such that a whole answer fits behind it into
+    the target's context, where its Hugging Face config says how long that is.
 
     Raises ArchsearchError where no answer fits.
     """
-    if context is None:
+    context = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if not context:
         return MAX_PROMPT_TOKENS
     if context <= answer_tokens:
         raise ArchsearchError(
             f"answers of {answer_tokens} tokens do not fit into the target's context of {context};"
             " lower --answer-tokens"
         )
-    return min(MAX_PROMPT_TOKENS, context - answer_tokens)
+    return min(MAX_PROMPT_TOKENS, int(context) - answer_tokens)
 
 
 def encode_prompts(

@@ -2,7 +2,7 @@
 it.
 
     logit(alpha(t)) = level + slope x + bend x^2 / 2 + gain [annealed]
-    x = ln(e(t) / reference tokens)
+    x = ln(e(t) / REFERENCE_TOKENS)
 
 Acceptance grows about linearly in the logarithm of the training tokens (Scylla, arXiv 2505.07858)
 and flattens; over the decade that a search looks at, the second-order term is enough for that. The
@@ -49,6 +49,7 @@ LEARNT_EPOCHS: Final = 3.0 * REPEATS  # where all but a twentieth of what repeat
 LEAST_SLOPE: Final = 0.12
 # Of the slope far out, per e-fold: that of the four kinds of text in MEASURED.
 SLOPE_STD: Final = 0.1
+REFERENCE_TOKENS: Final = 64_000  # where level and slope are counted
 EM_ROUNDS: Final = 40
 _PSEUDO_CURVES: Final = 2.0  # how many curves the start's widths weigh against those observed
 
@@ -79,9 +80,8 @@ class CurvePrior:
     bend per squared e-fold and gain of the anneal, all in logit(alpha).
 
     `noise_std`: scatter of one point about its curve (seed and step, not the sample of texts, which
-    every point shares). `reference_tokens`: where level and slope are counted. `curves`: how many
-    it was learnt from. Its defaults are wide: where a fit starts that is tested on a curve left
-    out.
+    every point shares). `curves`: how many it was learnt from. Its defaults are wide: where a fit
+    starts that is tested on a curve left out.
     """
 
     mean: tuple[float, ...] = (0.4, 0.40, -0.06, 0.05)
@@ -92,7 +92,6 @@ class CurvePrior:
         (0.0, 0.0, 0.0, 0.06**2),
     )
     noise_std: float = 0.03
-    reference_tokens: int = 64_000
     curves: int = 0
 
 
@@ -135,7 +134,7 @@ def extrapolate(
     if tokens < 1:
         raise ArchsearchError(f"a budget must be positive, got {tokens} tokens")
     mean, covariance, _, errors = _posterior(points, prior)
-    row = _row(AlphaPoint(tokens, 0.5, annealed, epoch_tokens), prior)
+    row = _row(AlphaPoint(tokens, 0.5, annealed, epoch_tokens))
     # text of mixed kinds scatters more; the prior's own noise counts as three points
     errors = errors / prior.noise_std
     scatter = math.sqrt(max(1.0, (float(errors @ errors) + 3.0) / (len(points) + 3.0)))
@@ -148,7 +147,7 @@ def extrapolate(
 def curve_slope(tokens: int, prior: CurvePrior = MEASURED) -> float:
     """logit(alpha) per e-fold of new training tokens, there; not below LEAST_SLOPE."""
     _, slope_there, bend, _ = prior.mean
-    return max(LEAST_SLOPE, slope_there + bend * math.log(max(tokens, 1) / prior.reference_tokens))
+    return max(LEAST_SLOPE, slope_there + bend * math.log(max(tokens, 1) / REFERENCE_TOKENS))
 
 
 def growth(prior: CurvePrior, start: float, end: float) -> Estimate:
@@ -201,14 +200,13 @@ def fit_prior(curves: Sequence[Sequence[AlphaPoint]], start: CurvePrior = MEASUR
             tuple(centre.tolist()),
             tuple(tuple(row) for row in covariance.tolist()),
             noise,
-            start.reference_tokens,
             len(usable),
         )
     return prior
 
 
-def _row(point: AlphaPoint, prior: CurvePrior) -> Array:
-    x = math.log(effective_tokens(point.tokens, point.epoch_tokens) / prior.reference_tokens)
+def _row(point: AlphaPoint) -> Array:
+    x = math.log(effective_tokens(point.tokens, point.epoch_tokens) / REFERENCE_TOKENS)
     return np.array([1.0, x, 0.5 * x * x, float(point.annealed)])
 
 
@@ -225,7 +223,7 @@ def _beyond_the_bend(x: float, mean: Array) -> float:
 def _posterior(points: Sequence[AlphaPoint], prior: CurvePrior) -> tuple[Array, ...]:
     """Mean [4] and covariance [4, 4] of a curve's coefficients, the rows [n, 4] of its points and
     their distances [n] from it."""
-    rows = np.stack([_row(point, prior) for point in points])
+    rows = np.stack([_row(point) for point in points])
     targets = np.array([logit(clamped(point.alpha)) for point in points])
     covariance, prior_mean = np.array(prior.covariance), np.array(prior.mean)
     noise = np.eye(len(points)) * prior.noise_std**2
@@ -276,22 +274,6 @@ def text_after(seconds: float, supplies: Sequence[Supply]) -> float:
     return found
 
 
-def split_at(
-    text_s: float,
-    seconds: float,
-    supplies: Sequence[Supply],
-    train_per_s: float,
-    *,
-    epoch_tokens: float = 0.0,
-    tokens: float = 0.0,
-) -> Split:
-    """What comes of `text_s` of the `seconds` for text. `epoch_tokens`, `tokens`: text and training
-    that are there already."""
-    epoch = epoch_tokens + text_after(text_s, supplies)
-    seen = tokens + max(seconds - text_s, 0.0) * train_per_s
-    return Split(text_s, epoch, seen, effective_tokens(seen, epoch) if epoch > 0 else 0.0)
-
-
 def best_split(
     seconds: float,
     supplies: Sequence[Supply],
@@ -299,11 +281,15 @@ def best_split(
     *,
     epoch_tokens: float = 0.0,
     tokens: float = 0.0,
-) -> Split:
-    """The division of `seconds` whose training is worth most new tokens; of equals the one with
-    least text."""
-    shares = [
-        split_at(text_s, seconds, supplies, train_per_s, epoch_tokens=epoch_tokens, tokens=tokens)
-        for text_s in np.linspace(0.0, max(seconds, 0.0), _STEPS).tolist()
-    ]
-    return max(shares, key=lambda split: (split.effective, -split.text_s))
+) -> tuple[Split, Split]:
+    """(the division of `seconds` whose training is worth most new tokens, of equals the one with
+    least text; the one that writes none). `epoch_tokens`, `tokens`: text and training that are
+    there already."""
+
+    def at(text_s: float) -> Split:
+        epoch = epoch_tokens + text_after(text_s, supplies)
+        seen = tokens + max(seconds - text_s, 0.0) * train_per_s
+        return Split(text_s, epoch, seen, effective_tokens(seen, epoch) if epoch > 0 else 0.0)
+
+    shares = [at(text_s) for text_s in np.linspace(0.0, max(seconds, 0.0), _STEPS).tolist()]
+    return max(shares, key=lambda split: (split.effective, -split.text_s)), shares[0]

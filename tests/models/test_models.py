@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from archsearch.models.drafts import (
     padded_head,
     save_draft,
 )
-from archsearch.models.load import converted_gguf, load_target, load_tokenizer, tokenizers_differ
+from archsearch.models.load import check_tokenizer, converted_gguf, load_target, load_tokenizer
 from archsearch.models.targets import TargetRef, resolve_target
 
 ARCH = Architecture(
@@ -239,12 +240,15 @@ def test_a_broken_conversion_leaves_no_cache(
     assert len(calls) == 1 and [path.name for path in (tmp_path / "targets").iterdir()] == ["t"]
 
 
-def test_tokenizers_differ() -> None:
+def test_a_tokenizer_with_other_ids_is_refused_with_the_first_three() -> None:
     ours = make_tokenizer(["a", "b", "c", "d"])
-    assert tokenizers_differ(ours, make_tokenizer(["a", "b", "c", "d"])) == []
-    other = make_tokenizer(["a", "c", "b", "d", "e"])
-    assert tokenizers_differ(ours, other) == ["'b': 1 != 2", "'c': 2 != 1", "'e': absent != 4"]
-    assert len(tokenizers_differ(ours, make_tokenizer(["a", "c", "b", "d", "e"]), limit=2)) == 2
+    check_tokenizer(ours, make_tokenizer(["a", "b", "c", "d"]), "in d")
+    other = make_tokenizer(["a", "c", "b", "d", "e", "f"])
+    words = re.escape(
+        "in d differs from the target's ('b': 1 != 2; 'c': 2 != 1; 'e': absent != 4);"
+    )
+    with pytest.raises(ArchsearchError, match=words):
+        check_tokenizer(ours, other, "in d")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,13 @@ from functools import cache
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PretrainedConfig,
+)
 
 from archsearch.errors import ArchsearchError
 from archsearch.text.batch import READS, WRITES, BatchWriter, Report, common_prefix
@@ -419,10 +425,13 @@ def test_draws_follow_the_probabilities_and_never_take_an_impossible_token() -> 
 
 
 def test_limits_of_a_prompt() -> None:
-    assert prompt_limit(None, 96) == prompt_limit(8192, 96) == 2048
-    assert prompt_limit(1024, 96) == 928
+    def limit(context: int | None) -> int:
+        return prompt_limit(PretrainedConfig(max_position_embeddings=context), 96)
+
+    assert limit(None) == limit(8192) == 2048
+    assert limit(1024) == 928
     with pytest.raises(ArchsearchError, match="context of 64; lower --answer-tokens"):
-        prompt_limit(64, 96)
+        limit(64)
 
 
 def test_bytes_per_token_and_the_share_of_memory(target: LlamaForCausalLM) -> None:

@@ -14,6 +14,7 @@ from archsearch.text.batch import BatchWriter, Row
 from archsearch.text.cache import TextCache, save_shard, shard_complete
 from archsearch.text.encode import encode_text
 from archsearch.text.generate import generate_text, write_answers
+from archsearch.text.prompt_files import read_texts
 from archsearch.text.prompts import Prompt, encode_prompts, read_prompts
 from archsearch.text.settings import Writing
 from archsearch.text.vocabulary import TokenFrequencies, choose_draft_vocab, token_frequencies
@@ -412,7 +413,9 @@ def test_plain_text_has_the_states_of_one_forward_pass(tmp_path, tokenizer, targ
     path = tmp_path / "text.txt"
     path.write_text("\n\n".join(texts))
     assert (
-        encode_text(target, tokenizer, path, cache_dir=tmp_path / "c", max_tokens=6).fingerprint
+        encode_text(
+            target, tokenizer, read_texts(path), cache_dir=tmp_path / "c", max_tokens=6
+        ).fingerprint
         == cache.fingerprint
     )
     with pytest.raises(ArchsearchError, match="no piece of two tokens"):

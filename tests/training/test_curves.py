@@ -20,7 +20,6 @@ from archsearch.training.curves import (
     effective_tokens,
     extrapolate,
     fit_prior,
-    split_at,
     text_after,
 )
 
@@ -203,17 +202,18 @@ def test_sources_of_text_are_used_in_their_order():
 @pytest.mark.parametrize(("write", "train"), [(50, 4000), (400, 4000), (4000, 4000), (400, 500)])
 def test_the_best_split_is_the_best_of_all(write, train):
     supplies = [Supply("answers", 60_000, write)]
-    best = best_split(2000, supplies, train)
+    best, alone = best_split(2000, supplies, train)
     others = [
-        split_at(share * 2000, 2000, supplies, train) for share in (0.1, 0.25, 0.4, 0.55, 0.7, 0.85)
+        effective_tokens((1 - share) * 2000 * train, text_after(share * 2000, supplies))
+        for share in (0.1, 0.25, 0.4, 0.55, 0.7, 0.85)
     ]
-    assert best.effective >= max(other.effective for other in others)
+    assert best.effective >= max(*others, alone.effective) and alone.text_s == 0
     assert 0 < best.text_s < 2000
 
 
 def test_where_there_is_text_enough_nothing_is_written():
-    assert best_split(100, [Supply("answers", 1e6, 400)], 1000, epoch_tokens=1e6).text_s == 0
-    nothing = best_split(100, [], 1000)
+    assert best_split(100, [Supply("answers", 1e6, 400)], 1000, epoch_tokens=1e6)[0].text_s == 0
+    nothing, _ = best_split(100, [], 1000)
     assert nothing.effective == 0 and nothing.text_s == 0
 
 

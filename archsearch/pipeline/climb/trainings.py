@@ -23,7 +23,7 @@ from archsearch.progress import human_time, say
 from archsearch.runs.state import FinalistsEntry, Longer, StateFile, TextEntry
 from archsearch.search import rungs
 from archsearch.search.objective import Score, Scorer
-from archsearch.training.curves import Split, best_split, split_at
+from archsearch.training.curves import Split, best_split
 
 # of the time for full trainings, to all finalists alike (in tokens: how many seconds a draft had
 # says how busy the machine was); the rest goes to the best
@@ -199,10 +199,9 @@ class Trainings:
 
     def _split(self, tokens: float, speed: float, seconds: float) -> Split:
         trainer = self.trainer
-        there = {"epoch_tokens": float(trainer.text_tokens()), "tokens": float(tokens)}
         supplies = trainer.texts.growth.supplies() if seconds > LEAST_WRITING_S else []
-        best = best_split(seconds, supplies, speed, **there)
-        alone = split_at(0.0, seconds, supplies, speed, **there)
+        epoch = float(trainer.text_tokens())
+        best, alone = best_split(seconds, supplies, speed, epoch_tokens=epoch, tokens=tokens)
         worth = best.text_s >= LEAST_WRITING_S and best.effective > LEAST_MORE * alone.effective
         return best if worth else alone
 
