@@ -284,27 +284,14 @@ def rising_root(
 # --- time per round
 
 
-def speedup(
-    tau_value: float, decode_s: float, draft_s: float, verify_s: float, overhead_s: float = 0.0
-) -> float:
-    """Time per token without the draft / with it.
-
-    >>> speedup(3.0, decode_s=0.020, draft_s=0.008, verify_s=0.022)
-    2.0
-    """
-    return tau_value * decode_s / (draft_s + verify_s + overhead_s)
-
-
-def break_even_alpha(
-    gamma: int, decode_s: float, draft_s: float, verify_s: float, overhead_s: float = 0.0
-) -> float:
+def break_even_alpha(gamma: int, decode_s: float, round_s: float) -> float:
     """The alpha at which speed-up is 1: below it the draft does not pay. 0 if it always pays, inf
     if no alpha is enough.
 
-    >>> round(break_even_alpha(4, decode_s=0.020, draft_s=0.008, verify_s=0.022), 2)
+    >>> round(break_even_alpha(4, decode_s=0.020, round_s=0.030), 2)
     0.34
     """
-    needed = (draft_s + verify_s + overhead_s) / decode_s
+    needed = round_s / decode_s
     if needed <= 1.0:
         return 0.0
     if gamma < 1 or needed > gamma + 1:
@@ -378,7 +365,7 @@ def tpot_estimate(tau_value: Estimate, round_s: Estimate) -> Estimate:
 
 def break_even_estimate(gamma: int, decode_s: Estimate, round_s: Estimate) -> Estimate | None:
     """`break_even_alpha` with its std from the times; None where no alpha is enough."""
-    alpha = break_even_alpha(gamma, decode_s.value, round_s.value, 0.0)
+    alpha = break_even_alpha(gamma, decode_s.value, round_s.value)
     if math.isinf(alpha):
         return None
     needed = round_s.value / decode_s.value

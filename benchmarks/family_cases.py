@@ -152,15 +152,15 @@ def make_head(case: Case, ref: TargetRef, folder: Path) -> None:
     from archsearch.text.cache import target_fingerprint
     from archsearch.training.heads.eagle3 import initialise_eagle3
     from archsearch.training.heads.folder import (
-        TargetFacts,
         eagle3_config,
         save_eagle3,
         save_medusa,
+        target_facts,
     )
     from archsearch.training.heads.medusa import initialise_medusa
 
     target, tokenizer = load_target(ref, "float32")
-    facts = TargetFacts.of(ref.architecture, ref.name, target_fingerprint(target))
+    facts = target_facts(ref.architecture, ref.name, target_fingerprint(target))
     folder.mkdir(parents=True, exist_ok=True)
     save_tokenizer(tokenizer, folder)
     if case.family == "medusa":

@@ -61,18 +61,18 @@ def test_rounds_simulated_token_by_token_agree_with_tau():
 
 
 def test_speedup_is_tokens_over_the_round():
-    assert sp.speedup(3.0, 0.02, 0.01, 0.025, 0.001) == pytest.approx(3.0 * 0.02 / 0.036)
+    times = (Estimate(value, 0.0, "given") for value in (3.0, 0.02, 0.036))
+    assert sp.speedup_estimate(*times).value == pytest.approx(3.0 * 0.02 / 0.036)
 
 
 def test_break_even():
     # facts of the literature: v = 1.12, c = 0.05, gamma 5 needs alpha of about 0.27; c = 0.15 about
     # 0.47
-    assert sp.break_even_alpha(5, 1.0, 0.25, 1.12) == pytest.approx(0.27, abs=0.01)
-    assert sp.break_even_alpha(5, 1.0, 0.75, 1.12) == pytest.approx(0.47, abs=0.01)
-    alpha = sp.break_even_alpha(3, 1.0, 0.6, 1.1, 0.05)
-    assert sp.speedup(sp.tau(alpha, 3), 1.0, 0.6, 1.1, 0.05) == pytest.approx(1.0)
-    assert sp.break_even_alpha(3, 1.0, 5.0, 1.0) == math.inf
-    assert sp.break_even_alpha(3, 1.0, 0.0, 0.9) == 0.0
+    assert sp.break_even_alpha(5, 1.0, 0.25 + 1.12) == pytest.approx(0.27, abs=0.01)
+    assert sp.break_even_alpha(5, 1.0, 0.75 + 1.12) == pytest.approx(0.47, abs=0.01)
+    assert sp.tau(sp.break_even_alpha(3, 1.0, 1.75), 3) == pytest.approx(1.75)
+    assert sp.break_even_alpha(3, 1.0, 6.0) == math.inf
+    assert sp.break_even_alpha(3, 1.0, 0.9) == 0.0
 
 
 def _spread(function, draws=40_000):
@@ -100,7 +100,7 @@ def test_speedup_std_agrees_with_sampling():
             return generator.gauss(estimate.value, estimate.std)
 
         tokens = sp.tau_from_positions(sp.drifting_positions(one(alpha), one(drift), 4))
-        return sp.speedup(tokens, one(decode), one(draft), one(verify), one(overhead))
+        return tokens * one(decode) / (one(draft) + one(verify) + one(overhead))
 
     mean, std = _spread(draw)
     assert predicted.value == pytest.approx(mean, rel=0.005)
@@ -138,12 +138,11 @@ def test_break_even_estimate():
         Estimate(1.12, 0.03, "measured"),
     )
     estimate = sp.break_even_estimate(5, decode, _sum(draft, verify))
-    assert estimate.value == pytest.approx(sp.break_even_alpha(5, 1.0, 0.25, 1.12))
+    assert estimate.value == pytest.approx(sp.break_even_alpha(5, 1.0, 0.25 + 1.12))
 
     def draw(generator):
-        return sp.break_even_alpha(
-            5, *(max(generator.gauss(e.value, e.std), 1e-9) for e in (decode, draft, verify))
-        )
+        times = [max(generator.gauss(e.value, e.std), 1e-9) for e in (decode, draft, verify)]
+        return sp.break_even_alpha(5, times[0], sum(times[1:]))
 
     assert estimate.std == pytest.approx(_spread(draw, 4000)[1], rel=0.1)
     assert sp.break_even_estimate(2, decode, _sum(Estimate(4.0, 0.0, "modelled"), verify)) is None
@@ -153,7 +152,7 @@ def test_error_by_term_adds_up_to_the_error():
     measured = sp.RoundTerms(2.5, 0.020, 0.006, 0.022, 0.003)
     predicted = sp.RoundTerms(2.7, 0.021, 0.004, 0.025, 0.003)
     shares = sp.error_by_term(predicted, measured)
-    gains = [sp.speedup(*dataclasses.astuple(terms)) for terms in (predicted, measured)]
+    gains = [terms.tau * terms.decode_s / terms.round_s for terms in (predicted, measured)]
     assert sum(dataclasses.astuple(shares)) == pytest.approx(math.log(gains[0] / gains[1]))
     assert shares.tau == pytest.approx(math.log(2.7 / 2.5)) and shares.decode_s == pytest.approx(
         math.log(21 / 20)

@@ -159,23 +159,21 @@ HEAD_GUESS: Final = 3e7
 HEAD_GUESS_DECADES: Final = 1.0
 
 
-def family_of_model(name: str, shape: Architecture) -> str:
-    """The family of a model: of the catalogue's entry of that name or hub id, or of that shape in
-    whatever precision; "" where it has neither."""
-    found = catalogue.named(name) or next(iter(catalogue.alike(shape)), None)
-    return found.family if found else ""
-
-
 def training_of(draft: TargetRef, target: TargetRef) -> tuple[str, str]:
     """(one of TRAININGS, a note for the user where that is a guess, else ""): of one family
-    `shared`, of two `other`; a folder that holds a training record of ours `target`."""
+    `shared`, of two `other`, as the catalogue has them by name, hub id or shape; a folder that
+    holds a training record of ours `target`."""
     if draft.folder is not None and (draft.folder / "training.json").is_file():
         return "target", ""
-    families = [family_of_model(model.name, model.architecture) for model in (draft, target)]
-    if not all(families):
+    known = (
+        catalogue.named(each.name) or next(iter(catalogue.alike(each.architecture)), None)
+        for each in (draft, target)
+    )
+    first, second = (entry.family if entry else "" for entry in known)
+    if not first or not second:
         guess = "nobody says how it was trained, taken as made for this target"
         return "target", f"{guess} (else --training shared or other)"
-    return ("shared" if families[0] == families[1] else "other"), ""
+    return ("shared" if first == second else "other"), ""
 
 
 def trained_as(

@@ -99,12 +99,6 @@ class Trace:
         less noise."""
         return self.overlaps if self.sampled else self.agreements
 
-    def is_of(self, texts: Sequence[CachedSequence]) -> bool:
-        """Whether these are the texts that were traced: by their ids, which may be empty, and by
-        how long they are."""
-        traced = zip(self.ids, map(len, self.agreements), strict=True)
-        return list(traced) == [(text.id, len(text.greedy_ids)) for text in texts]
-
     def ends(self, index: int) -> bool:
         """Whether text `index` ended by itself; False where that was not recorded."""
         return bool(self.ended) and bool(self.ended[index])

@@ -298,11 +298,11 @@ class HeadTrainer:
 
         from archsearch.models.drafts import save_tokenizer
         from archsearch.training.heads.eagle3 import Eagle3Head
-        from archsearch.training.heads.folder import TargetFacts, save_eagle3, save_medusa
+        from archsearch.training.heads.folder import save_eagle3, save_medusa, target_facts
 
         save_tokenizer(self.trainer.tokenizer, folder)
         target = self.trainer.target
-        facts = TargetFacts.of(target.architecture, target.name, cache.target_fingerprint)
+        facts = target_facts(target.architecture, target.name, cache.target_fingerprint)
         if isinstance(head, Eagle3Head):
             save_eagle3(head, folder, facts)
             return
@@ -341,7 +341,6 @@ def _kept(folder: Path, record: HeadRecord, matches: Sequence[np.ndarray]) -> Tr
 
 
 def head_folder(run: Path, family: HeadFamily) -> Path:
-    """Where a run keeps its head of `family`."""
     return run / FOLDER / family
 
 

@@ -125,13 +125,10 @@ class RunTexts:
             self.write_training(budget_s)
             write_json(done, {"tokens": self.training().written_tokens})
 
-    def forget(self, folder: str) -> None:
-        """A folder has changed: read it again when it is next asked for."""
-        self._caches.pop(folder, None)
-
-    def reread(self) -> None:
-        """Another process may have written: read every folder again when next asked for."""
-        self._caches.clear()
+    def forget(self, *folders: str) -> None:
+        """Folders have changed (none named: any may have): read them again when next asked for."""
+        for folder in folders or tuple(self._caches):
+            self._caches.pop(folder, None)
 
     def _read(self, name: str) -> TextCache:
         from archsearch.text.cache import TextCache
@@ -201,9 +198,10 @@ class RunTexts:
     def traced(self, trace: Trace) -> TextCache | None:
         """The held-out text of a trace: what chooses, or all (0.1.0); None where it is
         another, or none was written."""
+        traced = list(zip(trace.ids, map(len, trace.agreements), strict=True))  # ids may be empty
         if (self.folder / "heldout" / "done.json").exists():
             for cache in (self.choosing(), self.heldout()):
-                if trace.is_of(cache.sequences):
+                if traced == [(text.id, len(text.greedy_ids)) for text in cache.sequences]:
                     return cache
         return None
 

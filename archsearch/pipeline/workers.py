@@ -196,7 +196,7 @@ def _train_along(
     trainer = there.trainer(min(cores, asked) if cores and asked else cores)
 
     def train(job: Job) -> float:
-        trainer.texts.reread()  # more may have been written since the last one
+        trainer.texts.forget()  # more may have been written since the last one
         return train_job(job, trainer)
 
     able: dict[JobKind, Callable[[Job], float]] = {"short": train, "full": train}

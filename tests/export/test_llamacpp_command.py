@@ -20,7 +20,7 @@ from archsearch.export.card import ExportSource, ExportTarget
 from archsearch.export.folder import export
 from archsearch.models.drafts import build_draft, save_draft
 from archsearch.training.heads.eagle3 import initialise_eagle3
-from archsearch.training.heads.folder import TargetFacts, eagle3_config, save_eagle3
+from archsearch.training.heads.folder import eagle3_config, save_eagle3, target_facts
 from tests.engines.vllm.test_vllm_heads import AUX, engine_here, make_target
 
 LLAMA_SERVER = """#!{python}
@@ -62,7 +62,7 @@ def test_the_printed_commands_serve_the_targets_text(
     if family == "eagle3":
         decoder = eagle3_config(arch.replace(num_hidden_layers=1), model)
         head = initialise_eagle3(model, decoder, AUX, tuple(range(arch.vocab_size)))
-        save_eagle3(head, tmp_path / "draft", TargetFacts.of(arch, "tiny"))
+        save_eagle3(head, tmp_path / "draft", target_facts(arch, "tiny"))
     else:
         save_draft(build_draft(arch.replace(num_hidden_layers=1)), tmp_path / "draft")
     target = gguf_of(tmp_path / "target", "float16", into=tmp_path)

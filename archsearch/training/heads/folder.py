@@ -9,7 +9,7 @@ so all rows are written, those of dropped tokens as in a draft's padded head.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,25 +26,15 @@ from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import read_json, write_json
 from archsearch.models.drafts import padded_head
 from archsearch.models.files import WEIGHTS_FILE, aux_layers
-from archsearch.records import as_data
 from archsearch.text.cache import write_bytes
 from archsearch.training.heads.eagle3 import Eagle3Head
 from archsearch.training.heads.medusa import MedusaHeads
 
 
-@dataclass(frozen=True)
-class TargetFacts:
+def target_facts(arch: Architecture, name: str, fingerprint: str = "") -> dict[str, object]:
     """The target of a head, as its config names it; `fingerprint`: of its weights."""
-
-    name: str
-    hidden_size: int
-    layers: int
-    vocab_size: int
-    fingerprint: str = ""
-
-    @classmethod
-    def of(cls, arch: Architecture, name: str, fingerprint: str = "") -> TargetFacts:
-        return cls(name, arch.hidden_size, arch.num_hidden_layers, arch.vocab_size, fingerprint)
+    sizes = {"hidden_size": arch.hidden_size, "layers": arch.num_hidden_layers}
+    return {"name": name, **sizes, "vocab_size": arch.vocab_size, "fingerprint": fingerprint}
 
 
 _FROM_TARGET: Final = (
@@ -66,13 +56,13 @@ def eagle3_config(decoder: Architecture, target: Any) -> LlamaConfig:
     return config
 
 
-def save_eagle3(head: Eagle3Head, folder: Path, target: TargetFacts) -> None:
+def save_eagle3(head: Eagle3Head, folder: Path, target: Mapping[str, object]) -> None:
     """Write config.json and model.safetensors of an EAGLE-3 or P-EAGLE head; weights last."""
     kept = head.lm_head.draft_token_ids
     tensors = {name: tensor.detach().float() for name, tensor in head.saved().items()}
     sizes, mask = (len(kept), head.target_hidden_size), head.mask_token_id
     config = _llama_fields(head.config) | feature_fields("eagle3", *sizes, head.aux_layers, mask)
-    config |= {"torch_dtype": "float32", "archsearch": {"target": as_data(target)}}
+    config |= {"torch_dtype": "float32", "archsearch": {"target": target}}
     _write(folder, config, tensors | head_maps(kept, head.config.vocab_size))
 
 
@@ -98,7 +88,10 @@ def _llama_fields(config: LlamaConfig) -> dict[str, object]:
 
 
 def save_medusa(
-    heads: MedusaHeads, folder: Path, target: TargetFacts, mean_state: Tensor | None = None
+    heads: MedusaHeads,
+    folder: Path,
+    target: Mapping[str, object],
+    mean_state: Tensor | None = None,
 ) -> None:
     """Write config.json and model.safetensors. `mean_state` [hidden]: mean final state, what
     padding rows point away from."""
@@ -112,7 +105,7 @@ def save_medusa(
     config = medusa_fields(heads.hidden_size, heads.vocab_size, heads.gamma, 1, True) | {
         "medusa_fc_bias": False,
         "torch_dtype": "float32",
-        "archsearch": {"target": as_data(target), "draft_token_ids": kept.tolist()},
+        "archsearch": {"target": target, "draft_token_ids": kept.tolist()},
     }
     _write(folder, config, tensors)
 

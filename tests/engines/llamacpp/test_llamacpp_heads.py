@@ -19,7 +19,7 @@ from archsearch.models.drafts import build_draft, save_draft
 from archsearch.models.gguf_file import write_gguf
 from archsearch.text.auxiliary import auxiliary_states
 from archsearch.training.heads.eagle3 import initialise_eagle3
-from archsearch.training.heads.folder import TargetFacts, eagle3_config, save_eagle3
+from archsearch.training.heads.folder import eagle3_config, save_eagle3, target_facts
 from archsearch.training.heads.train import head_config, train_head
 from tests.doubles.tiny_heads import AUX as TINY_AUX
 from tests.doubles.tiny_heads import HIDDEN, KEPT, make_deep_target, make_eagle3, write_texts
@@ -36,7 +36,7 @@ from tests.engines.vllm.test_vllm_heads import (
 
 def saved(folder: Path, layers: int = 1) -> Path:
     target = make_deep_target()
-    facts = TargetFacts.of(from_hf_config(target.config.to_dict()), "tiny")
+    facts = target_facts(from_hf_config(target.config.to_dict()), "tiny")
     save_eagle3(make_eagle3(target, layers), folder, facts)
     return folder
 
@@ -80,7 +80,7 @@ def test_a_head_writes_the_targets_text_and_accepts_what_was_predicted(
         max_steps=80, batch_tokens=128, warmup_tokens=64, lr=5e-3, autocast=False, evaluations=2
     )
     train_head(head, [auxiliary_states(target, cache, AUX)], GAMMA, config)
-    save_eagle3(head, tmp_path / "head", TargetFacts.of(arch, "tiny"))
+    save_eagle3(head, tmp_path / "head", target_facts(arch, "tiny"))
     prompts = [
         EnginePrompt(str(i), tuple(s.token_ids[: s.prompt_tokens].tolist()))
         for i, s in enumerate(cache.sequences[:6])

@@ -28,7 +28,7 @@ from archsearch.files import write_json
 from archsearch.text.auxiliary import auxiliary_states
 from archsearch.training.heads.chains import chain_matches
 from archsearch.training.heads.eagle3 import initialise_eagle3
-from archsearch.training.heads.folder import TargetFacts, eagle3_config, save_eagle3, save_medusa
+from archsearch.training.heads.folder import eagle3_config, save_eagle3, save_medusa, target_facts
 from archsearch.training.heads.medusa import initialise_medusa
 from archsearch.training.heads.train import head_config, train_head
 from tests.doubles.tiny_heads import write_texts
@@ -84,7 +84,7 @@ def foretold(head, target, results, prompts, auxiliary_dir: Path, aux) -> tuple[
 
 def trained(family: str, target, cache, folder: Path):  # noqa: ANN001, ANN201
     """A head of the family, trained a little on the texts of `cache`, and saved."""
-    facts = TargetFacts.of(from_hf_config(target.config.to_dict()), "tiny")
+    facts = target_facts(from_hf_config(target.config.to_dict()), "tiny")
     config = head_config(
         max_steps=80, batch_tokens=128, warmup_tokens=64, lr=5e-3, autocast=False, evaluations=2
     )

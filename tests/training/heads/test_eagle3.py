@@ -13,10 +13,16 @@ from archsearch.architecture.hf_config import from_hf_config
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.models.targets import TargetRef, resolve_drafter
 from archsearch.training.heads.eagle3 import Eagle3Head, Rows
-from archsearch.training.heads.folder import TargetFacts, read_eagle3, save_eagle3
+from archsearch.training.heads.folder import read_eagle3, save_eagle3
 from tests.doubles.tiny_heads import AUX, HIDDEN, KEPT, LAYERS, VOCAB, make_deep_target, make_eagle3
 
-FACTS = TargetFacts("tiny", HIDDEN, LAYERS, VOCAB, "abc")
+FACTS = {
+    "name": "tiny",
+    "hidden_size": HIDDEN,
+    "layers": LAYERS,
+    "vocab_size": VOCAB,
+    "fingerprint": "abc",
+}
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,18 @@ from pathlib import Path
 
 import torch
 
-from archsearch.training.heads.folder import TargetFacts, save_medusa
+from archsearch.training.heads.folder import save_medusa
 from archsearch.training.heads.medusa import initialise_medusa
 from tests.doubles.head_files import load_medusa
 from tests.doubles.tiny_heads import HIDDEN, KEPT, LAYERS, VOCAB, make_deep_target
 
-FACTS = TargetFacts("tiny", HIDDEN, LAYERS, VOCAB, "abc")
+FACTS = {
+    "name": "tiny",
+    "hidden_size": HIDDEN,
+    "layers": LAYERS,
+    "vocab_size": VOCAB,
+    "fingerprint": "abc",
+}
 
 
 def test_heads_begin_as_the_targets_and_come_back_from_their_folder(tmp_path: Path) -> None:
