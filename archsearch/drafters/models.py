@@ -123,7 +123,7 @@ class EarlyExit(Drafter):
 
     @classmethod
     def usual(cls, target: Architecture) -> Self:
-        return cls.of(target, None, {"exit_layer": max(1, target.num_hidden_layers // USUAL_EXIT)})
+        return cls.of(target, None, {})
 
     @classmethod
     def of(cls, target: Architecture, decoder: Architecture | None, chosen: Chosen) -> Self:

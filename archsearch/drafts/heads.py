@@ -341,6 +341,7 @@ def _kept(folder: Path, record: HeadRecord, matches: Sequence[np.ndarray]) -> Tr
 
 
 def head_folder(run: Path, family: HeadFamily) -> Path:
+    """Where a run keeps its head of `family`."""
     return run / FOLDER / family
 
 
