@@ -265,7 +265,7 @@ class DraftTrainer:
             return None
         before = Trace.load(folder / "trace.npz")
         was, now = alpha(before).value, alpha(trace).value
-        if was <= now or not before.is_of(self.texts.choosing().sequences):
+        if was <= now or self.texts.traced(before) is None:
             return None
         say(
             f"the weights of {folder.name} stay as they were: alpha {was:.3f} on held-out text,"

@@ -103,40 +103,30 @@ TokensOf = Callable[[int], RoundTokens | None]
 @dataclass(frozen=True)
 class Load:
     """How a part of a load is priced. `held`: requests that memory holds with the draft and
-    without; `largest`: of the batch sizes that are priced; `exact`: all are held, so only the
-    part's own number in flight is priced; `rate`: how many run follows from a rate, so all sizes
-    are; `ends`: they end without others behind them, so powers of two are."""
+    without; `sizes`: batch sizes at which rounds are priced."""
 
     held: tuple[int, int]
-    largest: int
-    exact: bool
-    rate: bool
-    ends: bool
+    sizes: tuple[int, ...]
+
+    @property
+    def largest(self) -> int:
+        return self.sizes[-1]
 
     @classmethod
     def of(cls, part: LoadPart, held: Sequence[Numbers | None], largest_batch: int | None) -> Load:
         limits = [MOST_RUNNING if most is None else int(np.min(most)) for most in held]
         largest = min(MOST_PRICED, max(limits[1], 1), largest_batch or MOST_PRICED)
-        if part.concurrency is not None:
-            largest = max(1, min(largest, part.concurrency))
-        ends, rate = not part.refill, part.concurrency is None
-        exact = not ends and part.concurrency == largest and min(limits) >= largest
-        return cls((limits[0], limits[1]), largest, exact, rate, ends)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Batch sizes at which rounds are priced: with so many in flight, from the last below what
-        memory holds."""
-        if self.exact:
-            return (self.largest,)
-        rungs = ladder(self.largest)
-        if self.ends:
-            return tuple(rung for rung in rungs if rung == self.largest or not rung & rung - 1)
-        if self.rate:
-            return rungs
-        # memory may hold fewer than are in flight: from the last rung below that
-        below = max((rung for rung in rungs if rung <= min(self.held)), default=1)
-        return tuple(rung for rung in rungs if rung >= min(below, rungs[max(len(rungs) - 2, 0)]))
+        largest = max(1, min(largest, part.concurrency or largest))
+        rungs = ladder(largest)
+        if not part.refill:  # fewer and fewer
+            rungs = tuple(rung for rung in rungs if rung == largest or not rung & rung - 1)
+        elif part.concurrency == largest <= min(limits):  # all are held
+            rungs = (largest,)
+        elif part.concurrency is not None:
+            # memory may hold fewer than are in flight: from the last rung below that
+            below = max((rung for rung in rungs if rung <= min(limits)), default=1)
+            rungs = tuple(rung for rung in rungs if rung >= min(below, *rungs[-2:]))
+        return cls((limits[0], limits[1]), rungs)
 
     def check(self, part: LoadPart) -> None:
         """Raise InvalidShapeError where memory holds not one request, or answers leave nothing to
