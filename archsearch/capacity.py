@@ -175,15 +175,19 @@ def cut_context(
     target: Architecture, draft: Draft | None, workload: Workload, device: Device
 ) -> int | None:
     """What one request's context is to be cut to where a GPU's memory holds less than the models
-    have positions for, which engines refuse to serve; None where it holds all, or nothing.
+    have positions for, which engines refuse to serve, or the draft's end before the target's,
+    beyond which they stop; None where neither is so, or nothing fits.
 
     An eighth is left to CUDA graphs and the GPU's own context, which are not counted.
     """
     if device.kind != "gpu":
         return None
     longest = memory_plan(target, draft, replace(workload, batch_size=1), device).longest
-    cut = longest * 7 // 8
-    return (cut // 256 * 256 or cut or None) if longest < _positions(target, draft) else None
+    cut = both = _positions(target, draft)
+    if longest < both:
+        cut = longest * 7 // 8
+        cut = max(cut // 256 * 256 or cut, min(longest, workload.context_len))
+    return cut if 0 < cut < target.max_position_embeddings else None
 
 
 def held_requests(

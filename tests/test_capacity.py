@@ -101,4 +101,10 @@ def test_a_context_is_cut_where_memory_ends_before_the_models_do():
     assert alone is not None and with_draft is not None and 38_000 < alone < 40_000
     assert with_draft < alone - 10_000 and alone % 256 == with_draft % 256 == 0
     assert capacity.cut_context(target, None, work, load_device("h100")) is None
+    # beyond the draft's positions engines stop
+    short = draft.replace(max_position_embeddings=2048)
+    assert capacity.cut_context(target, short, work, load_device("h100")) == 2048
+    # what was asked is served where memory just holds it
+    long = replace(work, batch_size=1, context_len=alone + 2_000)
+    assert capacity.cut_context(target, None, long, card) == alone + 2_000
     assert capacity.cut_context(LLAMA_65B, None, work, L4) is None  # nothing fits: said elsewhere

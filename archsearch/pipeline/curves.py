@@ -51,8 +51,9 @@ def estimate_curves(request: EstimateRequest, axis: str, span: str | None = None
     """
     sweep_of(axis, span, 2)  # what is no range is refused before anything is priced
     priced, asked = price_drafts(request)
-    target = priced[0].scorer.target
-    sweep = sweep_of(axis, span, max(target.max_position_embeddings, 256))
+    shapes = [priced[0].scorer.target, *(item.score.architecture for item in priced)]
+    reach = min(arch.max_position_embeddings for arch in shapes)
+    sweep = sweep_of(axis, span, max(reach, 256))
     if sweep.axis == "batch":
         for item in priced:
             check_batch(engine_facts(item.source.engine), item.source.device, int(sweep.values[-1]))

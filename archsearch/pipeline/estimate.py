@@ -236,7 +236,7 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
         acceptance, prior_words = published, f"tau {request.tau:g} at gamma {request.gamma} given"
     priced: list[Priced] = []
     workloads: dict[str, Workload] = {}
-    longest = request.asked.context_len if request.mix is None else request.mix.longest
+    longest = request.asked.context_len if request.mix is None else request.mix.reach
     named = [resolve_drafter(name, ref, longest) for name in request.drafts]
     other = [each.name for each in named if each.model is None]
     if request.training and other:
@@ -334,10 +334,11 @@ def _priced(
                 f" {usable / 2**30:.0f} are usable: raise --tensor-parallel, or lower --batch-size"
                 " or --context"
             )
-        if short_of(each.drafter, target, workload.context_len):
+        reach = workload.context_len if request.mix is None else request.mix.reach
+        if short_of(each.drafter, target, reach):
             no_room = (
                 f"its positions end at {each.drafter.architecture.max_position_embeddings:,} of"
-                f" {workload.context_len:,} tokens of context; beyond, engines stop or do not draft"
+                f" {reach:,} tokens of context; beyond, engines stop or do not draft"
             )
         bought = None if each.hub_id or request.trained_tokens is not None else budget
         context = replace(trained_as(scorer.context, each.model, training, tokens), budget=bought)

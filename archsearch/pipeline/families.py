@@ -26,7 +26,7 @@ from archsearch.acceptance.learnt import (
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Drafter, RoundKind
 from archsearch.drafters.models import Independent
-from archsearch.drafters.registry import Found, family, found_for
+from archsearch.drafters.registry import Found, family, found_as, found_for
 from archsearch.drafts.heads import trained_heads
 from archsearch.engine_facts import EngineFacts, engine_facts, shared_by
 from archsearch.engine_rounds import EngineRounds
@@ -236,7 +236,8 @@ def alternatives(session: SearchSession) -> list[Alternative]:
     first."""
     names, scorer, target = session.families.names, session.scorer, session.target
     exist = []
-    reach = scorer.context.context_len
+    mix = session.request.mix
+    reach = scorer.context.context_len if mix is None else mix.reach
     for found in found_for(target.name, target.architecture, names, reach):
         context = published_context(scorer.context, found, target)
         if (score := _score(session, scorer, found.drafter, context)) is not None:
@@ -264,10 +265,9 @@ def published_context(
 def context_of(context: AcceptanceContext, score: Score, target: TargetRef) -> AcceptanceContext:
     """Where acceptance is asked for of a score of a run: `context`, or made as it was where it
     exists."""
-    if score.needs is None or score.needs.kind != "exists":
+    if score.needs is None or not score.needs.hub_id:
         return context
-    known = found_for(target.name, target.architecture, (score.family,), context.context_len)
-    found = next((each for each in known if each.row.hub_id == score.needs.hub_id), None)
+    found = found_as(score.needs.hub_id, target.name, target.architecture, score.family)
     return context if found is None else published_context(context, found, target)
 
 

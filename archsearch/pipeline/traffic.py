@@ -139,7 +139,7 @@ def _served(item: Priced, trace: Trace | None, simulated: int) -> UnderLoad:
     return UnderLoad(
         draft=item.entry.draft,
         by=served_by(item.source),
-        notes=item.entry.notes,
+        notes=(*item.entry.notes, *filter(None, [item.entry.no_room])),
         objective=value,
         plain_objective=mix.plain,
         speedup=gain,

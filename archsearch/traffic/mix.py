@@ -111,6 +111,11 @@ class Mix:
         return max(part.context for part in self.parts)
 
     @property
+    def reach(self) -> int:
+        """Tokens at the end of the longest request."""
+        return max(max(part.prompt.values) + max(part.output.values) for part in self.parts)
+
+    @property
     def in_flight(self) -> int:
         """Most requests in flight; 2 where a rate decides, which lets requests meet."""
         return max(part.concurrency or 2 for part in self.parts)

@@ -174,8 +174,10 @@ def serve_part(
 
     def server(gamma: int | None, tokens: RoundTokens) -> Service:
         prompt_s, most = (alone_s, held[1]) if gamma is None else (both_s, held[0])
-        more = {"shares_steps": shares, "output_cv2": part.output.cv2}
-        return service_of(times, gamma, tokens, prompt_s, part.output.mean, most, **more)
+        more = {"output_cv2": part.output.cv2, "lengths": part.output.quantiles}
+        return service_of(
+            times, gamma, tokens, prompt_s, part.output.mean, most, shares_steps=shares, **more
+        )
 
     plain, idle = server(None, RoundTokens()), server(0, RoundTokens())
     # chances of the longest round; those of a shorter one are its beginning

@@ -30,7 +30,7 @@ simulation in `traffic.simulation`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Final
@@ -104,6 +104,8 @@ class Service:
     # prompts are read in the steps of those that decode; else in steps of their own, first
     shares_steps: bool = True
     output_cv2: float = 0.0  # squared coefficient of variation of the output's length
+    # quantiles of the output's length over its mean: of shares of requests
+    lengths: Callable[[Any], Any] = np.ones_like
 
     @cached_property  # asked at every step of every fixed point
     def rounds(self) -> Numbers:
@@ -207,35 +209,49 @@ def together(service: Service, number: int) -> Steady:
     """`number` requests that start together, without others behind them (offline batches, groups of
     rollouts): the server waits for the slowest, in rounds of fewer and fewer.
 
-    Of c in memory, the k-th ends after R (1 + s z_k) rounds, z_k = Phi^-1((k - 3/8) / (c + 1/4))
-    (Blom, 1958); s: lengths, chance and REQUEST_STD of acceptance; at most a plain step a token.
-    Summed over k at which the rest has shrunk by the root of 2.
-    `tpot_s` ends with the last. Raises ArchsearchError for fewer than one.
+    Of c in memory the k-th to end is at the quantile (k - 3/8) / (c + 1/4) (Blom, 1958) of lengths,
+    of acceptance (REQUEST_STD) and of chance, whose deviations from the mean rounds add up as
+    squares; at most it takes a plain step a token. Summed over k at which the rest has shrunk by
+    the root of 2. `tpot_s` ends with the last. Raises ArchsearchError for fewer than one.
     """
     from scipy.special import ndtri
 
     full, tokens, rounds = in_flight(service, number), service.tokens, service.rounds
     held = np.minimum(number, service.held)
-    of_alpha = sum((i + 1) * chance for i, chance in enumerate(tokens.reach))  # per ln(alpha)
-    of_text = REQUEST_STD * of_alpha * (1.0 - (tokens.reach or (0.0,))[0]) / tokens.tau
-    spread = np.sqrt(service.work_cv2 + of_text**2)
     ranks = np.ndim(held + rounds + service.round_s[0])
     halves = np.arange(2 * math.ceil(math.log2(number)) + 1.0).reshape(-1, *ranks * (1,))
     left = np.maximum(held * 0.5 ** (halves / 2.0), 1.0)  # until the last one is left
-    later = ndtri((held - left + 0.625) / (held + 0.25))
-    longest = (service.output_tokens - 1.0) * (1.0 + service.output_cv2**0.5 * abs(later))
-    ends = np.minimum(np.maximum(rounds * (1.0 + spread * later), 0.0), longest)
+    share = (held - left + 0.625) / (held + 0.25)
+    later, lengths = ndtri(share), service.lengths(share)
+
+    def slow(deviations: Numbers) -> Numbers:
+        """1 / tau of requests that accept less."""
+        if not tokens.reach:
+            return 1.0
+        first = np.minimum(tokens.reach[0], 0.9999)
+        of_odds = first + (1.0 - first) * np.exp(REQUEST_STD * deviations)
+        power = 1.0 - np.log(of_odds) / np.log(first)
+        return 1.0 / (1.0 + sum(chance**power for chance in tokens.reach))
+
+    mean = (slow(-(3.0**0.5)) + 4.0 * slow(0.0) + slow(3.0**0.5)) / 6.0
+    apart = np.hypot(lengths - 1.0, slow(later) / mean - 1.0)
+    apart = np.hypot(apart, later * (service.work_cv2 - service.output_cv2) ** 0.5)
+    ends = np.minimum(
+        rounds * np.maximum(1.0 + np.sign(later) * apart, 0.0),
+        (service.output_tokens - 1.0) * lengths,
+    )
     ends = np.maximum.accumulate(ends, axis=0)
     running = (np.concatenate([left[:1], left[:-1]]) + left) / 2.0
     step_s = np.diff(ends, axis=0, prepend=0.0) * service.round_at(running)
-    seconds, requests_s = step_s.sum(axis=0), (running * step_s).sum(axis=0)
-    before = (number - held) / full.requests_per_s  # in places that are taken again
     reading = held * service.prefill_s + (service.steps - rounds) * service.round_at(held)
-    whole = before + reading + seconds
-    mean = (requests_s + held * (whole - seconds)) / whole
-    return _steady(
-        service, mean, before + seconds, full.ttft_s + reading / 2.0, None, number / whole, 1.0
-    )
+    # in places that are taken again, at the earliest where the first one ends
+    waves = np.ceil(number / held) - 1.0
+    before = np.maximum((number - held) / full.requests_per_s, waves * step_s[0])
+    decoding = before + step_s.sum(axis=0)
+    whole = reading + decoding
+    in_all = ((running * step_s).sum(axis=0) + held * (before + reading)) / whole
+    ttft = full.ttft_s + reading / 2.0
+    return _steady(service, in_all, decoding, ttft, None, number / whole, 1.0)
 
 
 def slot_waiting(service: Service, requests_per_s: Numbers) -> tuple[Numbers, Numbers]:

@@ -94,6 +94,13 @@ class Lengths:
             " weights}"
         )
 
+    def quantiles(self, shares: np.ndarray) -> np.ndarray:
+        """Of shares of the requests, over the mean."""
+        order = np.argsort(self.values)
+        ends = np.cumsum(np.array(self.weights)[order])
+        at = np.minimum(np.searchsorted(ends, shares), len(order) - 1)
+        return np.array(self.values)[order][at] / self.mean
+
     @classmethod
     def _log_normal(cls, mean: float, std: float, what: str) -> Lengths:
         if not 0 < mean < math.inf or not 0 <= std < math.inf:

@@ -125,7 +125,9 @@ def test_one_request_alone_takes_what_its_rounds_take() -> None:
 
 
 @pytest.mark.parametrize("reach", [(), (0.6, 0.3, 0.15)])
-@pytest.mark.parametrize("lengths", [{"low": 128, "high": 128}, {"mean": 256, "std": 200}])
+@pytest.mark.parametrize(
+    "lengths", [{"low": 128, "high": 128}, {"low": 50, "high": 500}, {"mean": 256, "std": 200}]
+)
 @pytest.mark.parametrize("held", [24, 256])
 def test_a_group_waits_for_its_slowest(
     reach: tuple[float, ...],
@@ -137,7 +139,14 @@ def test_a_group_waits_for_its_slowest(
     monkeypatch.setattr("archsearch.traffic.steady.REQUEST_STD", 0.0)
     output, number = Lengths.read(lengths, "output"), 64
     server = Service(
-        AT, 6e-3 + 1e-4 * AT, RoundTokens(reach), 1e-3, output.mean, held, output_cv2=output.cv2
+        AT,
+        6e-3 + 1e-4 * AT,
+        RoundTokens(reach),
+        1e-3,
+        output.mean,
+        held,
+        output_cv2=output.cv2,
+        lengths=output.quantiles,
     )
     seen = []
     for seed in range(6):
@@ -146,7 +155,9 @@ def test_a_group_waits_for_its_slowest(
         counted = simulate(server, asked, seed=seed)
         # of the nine tenths that it counts
         seen.append(counted.tokens_per_s * number / counted.requests)
-    assert together(server, number).tokens_per_s == pytest.approx(np.mean(seen), rel=0.12)
+    # places that are taken again: the longest requests need not be the last ones
+    off = 0.1 if held >= number else 0.2
+    assert together(server, number).tokens_per_s == pytest.approx(np.mean(seen), rel=off)
 
 
 def test_who_accepts_less_is_waited_for() -> None:
