@@ -1,7 +1,7 @@
 """Hold predictions against published runs that nothing here was made for.
 
     python benchmarks/strangers.py                                                # the table
-    python benchmarks/strangers.py --json --output benchmarks/results/2026-11-25-strangers
+    python benchmarks/strangers.py --json --output benchmarks/results/2026-11-27-strangers
 
 Each row is one published number of an engine of one version on one GPU: a plain step, the target's
 pass over gamma + 1 tokens, a whole round, the speed-up at the published acceptance (where tau is

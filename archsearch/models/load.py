@@ -124,8 +124,10 @@ def check_tokenizer(
         first = sorted(
             differing, key=lambda token: (min(v[token] for v in both if token in v), token)
         )
-        words = [" != ".join(str(v.get(token, "absent")) for v in both) for token in first[:3]]
-        listed = "; ".join(f"{token!r}: {ids}" for token, ids in zip(first, words, strict=False))
+        listed = "; ".join(
+            f"{token!r}: {left.get(token, 'absent')} != {right.get(token, 'absent')}"
+            for token in first[:3]
+        )
         raise ArchsearchError(
             f"the tokenizer {whose} differs from the target's ({listed}); use a draft made for this"
             " target"

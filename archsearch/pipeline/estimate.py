@@ -36,6 +36,7 @@ from archsearch.pipeline.serving import (
     check_batch,
     device_of,
     engine_requests,
+    reach_of,
     served_words,
 )
 from archsearch.pipeline.training_budget import asked_budget, budget_s, with_budget
@@ -236,8 +237,9 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
         acceptance, prior_words = published, f"tau {request.tau:g} at gamma {request.gamma} given"
     priced: list[Priced] = []
     workloads: dict[str, Workload] = {}
-    longest = request.asked.context_len if request.mix is None else request.mix.reach
-    named = [resolve_drafter(name, ref, longest) for name in request.drafts]
+    named = [
+        resolve_drafter(name, ref, reach_of(request.asked, request.mix)) for name in request.drafts
+    ]
     other = [each.name for each in named if each.model is None]
     if request.training and other:
         raise ArchsearchError(f"--training is of draft models, not of {other[0]}: leave one out")
@@ -334,7 +336,7 @@ def _priced(
                 f" {usable / 2**30:.0f} are usable: raise --tensor-parallel, or lower --batch-size"
                 " or --context"
             )
-        reach = workload.context_len if request.mix is None else request.mix.reach
+        reach = reach_of(request.asked, request.mix)
         if short_of(each.drafter, target, reach):
             no_room = (
                 f"its positions end at {each.drafter.architecture.max_position_embeddings:,} of"

@@ -35,6 +35,7 @@ from archsearch.estimate import Estimate
 from archsearch.models.files import HEAD_FAMILIES
 from archsearch.models.targets import TargetRef, model_of
 from archsearch.needs import Needs
+from archsearch.pipeline.serving import reach_of
 from archsearch.report.phrases import shell_path
 from archsearch.runs.run import open_run
 from archsearch.runs.tables import RankedFamily
@@ -236,8 +237,7 @@ def alternatives(session: SearchSession) -> list[Alternative]:
     first."""
     names, scorer, target = session.families.names, session.scorer, session.target
     exist = []
-    mix = session.request.mix
-    reach = scorer.context.context_len if mix is None else mix.reach
+    reach = reach_of(session.request.asked, session.request.mix)
     for found in found_for(target.name, target.architecture, names, reach):
         context = published_context(scorer.context, found, target)
         if (score := _score(session, scorer, found.drafter, context)) is not None:

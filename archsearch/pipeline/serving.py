@@ -289,6 +289,11 @@ def asked_mix(load: LoadRequest, asked: WorkloadRequest) -> tuple[Mix | None, Wo
     return of_mix(Mix((part,), memory_fraction=asked.memory_fraction), load, asked)
 
 
+def reach_of(asked: WorkloadRequest, mix: Mix | None) -> int:
+    """Positions that a draft must have."""
+    return asked.context_len if mix is None else mix.reach
+
+
 def of_mix(mix: Mix, load: LoadRequest, asked: WorkloadRequest) -> tuple[Mix, WorkloadRequest]:
     """`asked_mix` of one that is known; options go before its own objective and limits. Raises
     ArchsearchError as it does."""

@@ -216,6 +216,8 @@ def serve_command(
         setup = replace(setup, switches=switches, gamma=remedied.gamma)
     precision, lacking = setup.precision(engine)
     above = f"# in the place of {target} name its weights in {setup.quantise}\n" if lacking else ""
+    if cut is not None:
+        above += f"# longest request, by memory or the drafter's positions: {cut:,} tokens\n"
     if engine == "sglang" and option.hub_id and family in ("independent", *HEADS[engine]):
         words = shlex.join(serving(engine, setup).command)
         return above + " \\\n    ".join(_folded(words))

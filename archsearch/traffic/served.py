@@ -108,10 +108,6 @@ class Load:
     held: tuple[int, int]
     sizes: tuple[int, ...]
 
-    @property
-    def largest(self) -> int:
-        return self.sizes[-1]
-
     @classmethod
     def of(cls, part: LoadPart, held: Sequence[Numbers | None], largest_batch: int | None) -> Load:
         limits = [MOST_RUNNING if most is None else int(np.min(most)) for most in held]
@@ -165,7 +161,7 @@ def serve_part(
     times = times_over_batches(latency, scorer.target, drafter, workload, scorer.gammas, load.sizes)
     # tokens of a prompt that are not in the cache already; requests that decode while it is read
     new = round(part.prompt.mean * (1.0 - part.prefix_cache_hit))
-    busy = replace(workload, batch_size=max(1, min(load.largest, part.concurrency or 8)))
+    busy = replace(workload, batch_size=max(1, min(load.sizes[-1], part.concurrency or 8)))
     both_s, alone_s = (
         prefill_s(latency, scorer.target, each, busy, new) for each in (drafter, None)
     )

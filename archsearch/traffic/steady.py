@@ -48,8 +48,8 @@ RATES: Final = 48  # looked at for the one above which speculation should be off
 FULL: Final = 0.995
 BLOCKS: Final = 64  # of numbers of requests among which the chain is summed
 RARE: Final = 0.01  # of requests that take longer than the 99th percentile
-# Std of logit(alpha) between requests of one load. Assumed: 0.65 over the 30 texts of the demo (a
-# trained draft, clumps within a text included), 0.31 over the table's data sets.
+# Std of logit(alpha) between requests. Assumed, with nine runs of benchmarks/strangers.py in sight:
+# 0.65 over the demo's 30 texts (clumps included), 0.31 over the table's data sets.
 REQUEST_STD: Final = 0.5
 HALVINGS: Final = 40  # of the range in which the number that runs is looked for: to nine digits
 
@@ -112,10 +112,9 @@ class Service:
         return self.tokens.rounds(self.output_tokens - 1.0)
 
     @cached_property
-    def work_cv2(self) -> Numbers:
-        """Squared coefficient of variation of a request's rounds: by its length and by chance."""
-        by_chance = self.tokens.square / self.tokens.tau**2 - 1.0
-        return self.output_cv2 + by_chance / np.maximum(self.rounds, 1.0)
+    def chance_cv2(self) -> Numbers:
+        """Squared coefficient of variation of the rounds of a request of one length."""
+        return (self.tokens.square / self.tokens.tau**2 - 1.0) / np.maximum(self.rounds, 1.0)
 
     @property
     def steps(self) -> Numbers:
@@ -234,12 +233,9 @@ def together(service: Service, number: int) -> Steady:
         return 1.0 / (1.0 + sum(chance**power for chance in tokens.reach))
 
     mean = (slow(-(3.0**0.5)) + 4.0 * slow(0.0) + slow(3.0**0.5)) / 6.0
-    apart = np.hypot(lengths - 1.0, slow(later) / mean - 1.0)
-    apart = np.hypot(apart, later * (service.work_cv2 - service.output_cv2) ** 0.5)
-    ends = np.minimum(
-        rounds * np.maximum(1.0 + np.sign(later) * apart, 0.0),
-        (service.output_tokens - 1.0) * lengths,
-    )
+    apart = (lengths - 1.0) ** 2 + (slow(later) / mean - 1.0) ** 2 + later**2 * service.chance_cv2
+    ends = rounds * np.maximum(1.0 + np.sign(later) * apart**0.5, 0.0)
+    ends = np.minimum(ends, (service.output_tokens - 1.0) * lengths)
     ends = np.maximum.accumulate(ends, axis=0)
     running = (np.concatenate([left[:1], left[:-1]]) + left) / 2.0
     step_s = np.diff(ends, axis=0, prepend=0.0) * service.round_at(running)
@@ -274,7 +270,8 @@ def slot_waiting(service: Service, requests_per_s: Numbers) -> tuple[Numbers, Nu
         below = below + np.where(at > 0.5, np.exp(np.minimum(log_share, 500.0)) * states, 0.0)
         log_share = log_share + size * np.log(ratio)
     above = 1.0 / (1.0 - np.minimum(requests_per_s / top, FULL))
-    waited = (1.0 + service.work_cv2) / 2.0 / np.maximum(top - requests_per_s, (1.0 - FULL) * top)
+    work = service.output_cv2 + service.chance_cv2
+    waited = (1.0 + work) / 2.0 / np.maximum(top - requests_per_s, (1.0 - FULL) * top)
     return above / (above + below), waited
 
 

@@ -96,10 +96,8 @@ class Lengths:
 
     def quantiles(self, shares: np.ndarray) -> np.ndarray:
         """Of shares of the requests, over the mean."""
-        order = np.argsort(self.values)
-        ends = np.cumsum(np.array(self.weights)[order])
-        at = np.minimum(np.searchsorted(ends, shares), len(order) - 1)
-        return np.array(self.values)[order][at] / self.mean
+        found = np.quantile(self.values, shares, weights=self.weights, method="inverted_cdf")
+        return np.asarray(found) / self.mean
 
     @classmethod
     def _log_normal(cls, mean: float, std: float, what: str) -> Lengths:

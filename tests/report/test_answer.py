@@ -256,6 +256,7 @@ def test_a_context_that_memory_does_not_hold_is_cut(tmp_path: Path) -> None:
             for path in (run, None)
         )
         assert flag in told and flag.split()[0] not in untold
+        assert "positions: 20,224 tokens\n" in told and "longest request" not in untold
 
 
 def test_suffix_decoding_says_what_older_vllm_lacks() -> None:

@@ -204,13 +204,14 @@ def estimate_text(result: Estimated, *, explain: bool) -> str:
     room = SCREEN - len(lines) - len(below)
     others = [entry for entry in entries if entry is not best]
     over = [
-        f"{entry.draft} {why}: {text}."
+        f"{entry.draft} breaks a limit: {text}."
         for entry in others
-        for why, texts in (
-            ("breaks a limit", entry.score.broken_limits),
-            ("has no room", {entry.no_room} - {"", best.no_room}),
-        )
-        for text in texts
+        for text in entry.score.broken_limits
+    ]
+    over += [
+        f"{entry.draft} has no room: {entry.no_room}."
+        for entry in others
+        if entry.no_room not in ("", best.no_room)
     ]
     for text in [*over, *_said(result)]:
         said = wrapped([text])
