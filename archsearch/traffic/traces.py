@@ -95,9 +95,10 @@ class Lengths:
         )
 
     def quantiles(self, shares: np.ndarray) -> np.ndarray:
-        """Of shares of the requests, over the mean."""
-        found = np.quantile(self.values, shares, weights=self.weights, method="inverted_cdf")
-        return np.asarray(found) / self.mean
+        """Of shares of the requests, in any shape, over the mean."""
+        flat = np.ravel(shares)  # all that numpy takes with weights
+        found = np.quantile(self.values, flat, weights=self.weights, method="inverted_cdf")
+        return np.reshape(found, np.shape(shares)) / self.mean
 
     @classmethod
     def _log_normal(cls, mean: float, std: float, what: str) -> Lengths:

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -26,7 +27,10 @@ def test_lengths() -> None:
     normal = Lengths.read({"mean": 500, "std": 400}, "x")
     assert normal.mean == pytest.approx(500, abs=1) and normal.mean_square > 500**2
     assert Lengths.read({"low": 10, "high": 20}, "x").mean == pytest.approx(15, abs=0.5)
-    assert Lengths.read({"values": [1, 3], "weights": [3, 1]}, "x").mean == 1.5
+    uneven = Lengths.read({"values": [3, 1], "weights": [1, 3]}, "x")
+    assert uneven.mean == 1.5
+    shares = np.array([[0.1, 0.7], [0.8, 1.0]])  # of several candidates at once
+    assert (uneven.quantiles(shares) * uneven.mean).tolist() == [[1, 1], [3, 3]]
     # half of a long answer's tokens are written late: 100 or 300 tokens, (100^2 + 300^2) / 2 / (2 *
     # 200) = 125
     assert mean_context(Lengths.read(50, "x"), Lengths.read({"values": [100, 300]}, "x")) == 175
