@@ -165,12 +165,23 @@ class RunTexts:
         Written within `budget_s` where one is given; what is there then is all there will be, so
         that drafts share it.
         """
+        from archsearch.text.generate import eos_ids
+
         done = self.folder / "heldout" / "done.json"
         if "heldout" not in self._caches and not done.exists():
             prompts, writing = self.encode(self.prompts.heldout), Writing(self.answer_tokens)
             cache = self.answers("heldout", prompts, writing, budget_s)
             write_json(done, {"tokens": cache.written_tokens})
             self._caches["heldout"] = cache
+            ends, most = eos_ids(self.target.model(), self.target.tokenizer), self.answer_tokens
+            cut = sum(
+                len(s.written) < most and int(s.token_ids[-1]) not in ends for s in cache.sequences
+            )
+            if 2 * cut > len(cache.sequences):
+                say(
+                    f"time cut {cut} of {len(cache.sequences)} held-out answers short: alpha is"
+                    " that of beginnings, mostly too high; search anew with a larger --time-budget"
+                )
         return self._read("heldout")
 
     def check_prompts(self) -> None:

@@ -32,15 +32,22 @@ def build_model(arch: Architecture, pool: WeightPool) -> Any:
     return model.eval()
 
 
-def _cache(model: Any) -> Any:
+def _cache(model: Any, batch: int, context: int) -> Any:
     """The cache assisted generation uses: sliding layers keep enough of the past to take rejected
-    tokens back."""
+    tokens back. One token is run and repeated: what a pass takes does not depend on its values."""
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)
     for layer in cache.layers:
         if hasattr(layer, "activate_past_recording"):
             layer.activate_past_recording()
+    if context:
+        first = torch.zeros(batch, 1, dtype=torch.long, device=model.device)
+        model(first, past_key_values=cache, use_cache=True)
+        for layer in cache.layers:
+            layer.update(
+                layer.keys.repeat(1, 1, context - 1, 1), layer.values.repeat(1, 1, context - 1, 1)
+            )
     return cache
 
 
@@ -50,24 +57,13 @@ class ForwardRun:
 
     def __init__(self, model: Any, *, batch: int, context: int) -> None:
         self.model = model
-        vocab = model.config.vocab_size
-        self.device = model.device
-        self.cache = _cache(model)
-        if context:
-            ids = torch.randint(0, vocab, (batch, context)).to(self.device)
-            # In pieces: attention scores of a long prompt would fill memory.
-            for start in range(0, context, 512):
-                model(
-                    ids[:, start : start + 512],
-                    past_key_values=self.cache,
-                    use_cache=True,
-                    logits_to_keep=1,
-                )
+        self.cache = _cache(model, batch, context)
         self.batch, self.context = batch, context
 
     def step(self, tokens: int) -> Run:
         """A callable that runs one pass of `tokens` tokens and takes them back out of the cache."""
-        ids = torch.randint(0, self.model.config.vocab_size, (self.batch, tokens)).to(self.device)
+        vocab, device = self.model.config.vocab_size, self.model.device
+        ids = torch.randint(0, vocab, (self.batch, tokens), device=device)
 
         def run() -> object:
             output = self.model(ids, past_key_values=self.cache, use_cache=True)
@@ -87,12 +83,8 @@ def layer_stack(
 ) -> Run:
     """One pass through all decoder layers of `arch` without embedding, final norm and head."""
     model = build_model(bare(arch), pool).model
-    cache = _cache(model)
+    cache = _cache(model, batch, context)
     device = pool.flat.device
-    if context:
-        model(
-            torch.randint(0, 64, (batch, context)).to(device), past_key_values=cache, use_cache=True
-        )
     hidden = torch.randn(batch, tokens, arch.hidden_size).to(pool.flat)
     positions = torch.arange(context, context + tokens, device=device)[None]
     rotary = model.rotary_emb(hidden, positions)

@@ -39,6 +39,7 @@ IDLE_SHARE: Final = 0.125
 # A row joins a block from this share of the block's columns on, at the middle of the answers.
 SIMILAR: Final = 0.8
 LEAST_ROWS: Final = 8  # a smaller block joins another: each takes its own calls
+STEPS: Final = 3  # of a batch, before what they take is known
 # Of the time left until a deadline: more is not spent on reading before something is written.
 READ_SHARE: Final = 1 / 3
 WRITES: Final = "writes"
@@ -126,8 +127,9 @@ class BatchWriter:
         self.tail: Tensor | None = None
         self.shared: list[Tensor] = []  # what the chosen layers took in of the shared beginning
         self.written = self.done = 0
-        # live rows: while there are more, no further prompts are read
-        self.read_below = self.most_rows
+        self.step_s: dict[int, float] = {}  # the last step, by its rows
+        self.stepped, self.chosen = 0, 0.0  # steps since rows came in; when tokens were chosen
+        self.read_s = 0.0  # of one row, at the last reading
         kept = layer_inputs(self.target, self.writing.layers)
         # `inputs`: of the chosen layers in the last passes
         with torch.inference_mode(), self.passes.attention(), kept as self.inputs:
@@ -174,7 +176,7 @@ class BatchWriter:
         """How many of those that wait fit beside the live ones, with room for a whole answer
         each."""
         room = self.most_tokens - self.held
-        most = min(len(self.waiting), self.most_rows - self.live)
+        most = min(len(self.waiting), self.most_rows - self.live, self._finishing())
 
         def too_many(count: int) -> bool:
             groups = self._groups(self.waiting[:count])
@@ -183,10 +185,29 @@ class BatchWriter:
         fitting = bisect_left(range(1, most + 1), True, key=too_many)
         return fitting if fitting or self.blocks else 1
 
+    def _finishing(self) -> int:
+        """How many more answers can end by the deadline: a few to learn what steps take, then by
+        the seconds of a step and of each of its rows. Others are not begun: beginnings are easier
+        to draft than what follows. Where a few take half of the time, what a third of it reads."""
+        if self.deadline is None:
+            return self.most_rows
+        if self.stepped < STEPS:
+            return 0 if self.live else LEAST_ROWS
+        left_s, whole = self.deadline - time.monotonic(), self.writing.max_new_tokens
+        few, many = min(self.step_s), max(self.step_s)
+        row_s = self.step_s[many] / many
+        if many >= 2 * few:
+            row_s = max(0.0, (self.step_s[many] - self.step_s[few]) / (many - few))
+        elif 2 * self.step_s[many] * whole > left_s:
+            return max(0, int(READ_SHARE * (left_s / self.read_s + many)) - many)
+        to_write = sum(whole - len(row.ids) for row in self.alive if not row.ended)
+        needed_s = (self.step_s[many] - many * row_s) * whole + row_s * to_write
+        return min(3 * many, max(0, int((left_s - needed_s) / (row_s * whole + self.read_s))))
+
     def _room_to_refill(self) -> bool:
         """Whether so many rows can come in that a pass over their prompts pays."""
         live = self.live
-        if not self.waiting or live > self.read_below:
+        if not self.waiting:
             return False
         if not live:
             return self._fitting() > 0
@@ -222,13 +243,10 @@ class BatchWriter:
         for group in groups:
             lengths = [len(row.tokens) for row in group]
             blocks.append(Block(lengths, max(lengths), self._capacity(group)))
+        begin = time.monotonic()
         read = self._read(groups, blocks)
-        left = [row for row in new if row not in read]
-        self.waiting = left + self.waiting
-        # A read that its share of the time cut short is not begun again at once, or all time would
-        # go into reading.
-        live = len(read) + self.live
-        self.read_below = live // 2 if left else self.most_rows
+        self.read_s, self.stepped = (time.monotonic() - begin + 1e-6) / max(1, len(read)), 0
+        self.waiting = [row for row in new if row not in read] + self.waiting
         for group, block in zip(groups, blocks, strict=True):
             slots = [slot for slot, row in enumerate(group) if row in read]
             if 0 < len(slots) < len(group):
@@ -342,6 +360,7 @@ class BatchWriter:
     def _step(self) -> None:
         """One more token for every row."""
         self.tail = self.passes.step(self.blocks, [row.ids[-1] for row in self.alive]).clone()
+        self.stepped += 1
         for row, part in zip(self.alive, self._kept([1] * len(self.alive)), strict=False):
             if not row.ended:
                 row.states.append(part)
@@ -369,6 +388,9 @@ class BatchWriter:
             probs = warped_probs(logits, writing.temperature, writing.top_p)
             chosen = draw(probs, noise.to(logits.device))
         tokens = zip(self.alive, chosen.tolist(), greedy.tolist(), strict=True)
+        before, self.chosen = self.chosen, time.monotonic()
+        if self.stepped:
+            self.step_s[len(self.alive)] = self.chosen - before
         for slot, (row, token, best) in enumerate(tokens):
             if row.ended:
                 continue

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import Attention, Elementwise, Gemm
@@ -127,15 +129,32 @@ def test_a_forward_run_leaves_the_cache_as_it_was(arch: Architecture, tokens: in
     )
 
 
-def test_a_forward_run_is_the_model_s_pass() -> None:
-    """Against the same tokens in one pass without a cache."""
-    model = build_draft(ARCH)
+def read_into(cache: DynamicCache, model: Any, context: torch.Tensor) -> None:
+    """The context's own keys and values, in the places of those that stand for them."""
+    read = DynamicCache(config=model.config)
+    for layer in read.layers:
+        if hasattr(layer, "activate_past_recording"):
+            layer.activate_past_recording()
+    model(context, past_key_values=read, use_cache=True)
+    for mine, theirs in zip(cache.layers, read.layers, strict=True):
+        assert mine.keys.shape == theirs.keys.shape and mine.values.shape == theirs.values.shape
+        mine.keys.copy_(theirs.keys)
+        mine.values.copy_(theirs.values)
+
+
+@pytest.mark.parametrize(
+    "arch", [ARCH, ARCH.replace(window_pattern="S", sliding_window=8)], ids=["full", "sliding"]
+)
+def test_a_forward_run_is_the_model_s_pass(arch: Architecture) -> None:
+    """Against the same tokens in one pass without a cache, the context read in its place."""
+    model = build_draft(arch)
+    context = torch.randint(0, 96, (1, 10))
     with torch.inference_mode():
-        torch.manual_seed(3)
         run = layers.ForwardRun(model, batch=1, context=10)
+        read_into(run.cache, model, context)
+        torch.manual_seed(3)
         new = run.step(3)().logits
         torch.manual_seed(3)
-        context = torch.randint(0, 96, (1, 10))
         ids = torch.randint(0, 96, (1, 3))
         whole = model(torch.cat([context, ids], dim=1)).logits[:, -3:]
     assert torch.allclose(new, whole, atol=1e-5)
@@ -160,23 +179,30 @@ def test_build_model_writes_every_weight(pool: WeightPool) -> None:
 def test_a_layer_stack_is_the_model_s_layers(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
     """Its output equals the same layers inside the whole model, fed the same hidden states and
     past."""
-    kept = {}
+    kept: dict[str, Any] = {}
     original = layers.build_model
 
     def build(arch: Architecture, pool: WeightPool) -> torch.nn.Module:
         kept["model"] = original(arch, pool)
         return kept["model"]
 
+    def filled(*args: Any) -> DynamicCache:
+        kept["cache"] = original_cache(*args)
+        return kept["cache"]
+
+    original_cache = layers._cache
     monkeypatch.setattr(layers, "build_model", build)
+    monkeypatch.setattr(layers, "_cache", filled)
+    ids = torch.randint(0, 64, (1, 12))
     pool = WeightPool(4 << 20, torch.float32)
     with torch.inference_mode():
         torch.manual_seed(1)
         run = layers.layer_stack(ARCH, pool, batch=1, context=12, tokens=tokens)
+        inner = kept["model"].model
+        read_into(kept["cache"], inner, ids)
         first, second = run(), run()
         torch.manual_seed(1)
-        ids = torch.randint(0, 64, (1, 12))
         hidden = torch.randn(1, tokens, 64)
-        inner = kept["model"].model
         inner.norm = torch.nn.Identity()  # the stack ends before the final norm
         embedded = torch.cat([inner.embed_tokens(ids), hidden], dim=1)
         expected = inner(inputs_embeds=embedded, use_cache=False).last_hidden_state[:, -tokens:]

@@ -375,6 +375,27 @@ def test_reading_that_was_cut_short_is_not_begun_again_before_answers_are_writte
     assert kinds.index(READS, kinds.index(WRITES)) > kinds.index(WRITES) + 2
 
 
+@pytest.mark.parametrize(
+    ("step_s", "row_s", "most"),
+    # by rows as a processor without bfloat16 takes them; by steps as memory allows; both
+    [(0.0, 0.02, 25), (0.2, 0.0, 60), (0.1, 0.01, 40)],
+)
+def test_answers_that_cannot_end_in_time_are_not_begun(
+    target: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, step_s, row_s, most
+) -> None:
+    """All rows that fit were cut in the middle before, and only beginnings were written."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    writer = writer_of(target, {}, ends=())
+
+    def report(what: str, done: int, written: int) -> None:
+        clock[0] += step_s + row_s * len(writer.alive) if what == WRITES else 0.01
+
+    sequences, _ = writer.write(make_prompts([9] * 60), report, deadline=10.0)
+    ended = sum(len(s.written) == 20 for s in sequences)
+    assert 0.7 * most <= ended <= most and len(sequences) - ended <= 1
+
+
 def test_a_deadline_that_is_past_still_leaves_the_first_answers_begun(
     target: LlamaForCausalLM,
 ) -> None:
