@@ -1,9 +1,10 @@
 """Answers under way: prompts go in by tokens and memory, answers that ended make room for the next
 prompts.
 
-Prompts come in the order given, as many at once as fit, packed into passes of equal size; the
-beginning that all share is read once. Answers are written for all rows together, one token a pass
-(`blocks` says where keys and values lie); which rows lie beside one changes float noise only.
+Prompts come in the order given, as many at once as fit and should end in time, packed into passes
+of equal size; the beginning that all share is read once. Answers are written for all rows together,
+one token a pass (`blocks` says where keys and values lie); which rows lie beside one changes float
+noise only.
 """
 
 from __future__ import annotations
@@ -126,7 +127,8 @@ class BatchWriter:
         # [alive, hidden]: the states that predict each row's next token
         self.tail: Tensor | None = None
         self.shared: list[Tensor] = []  # what the chosen layers took in of the shared beginning
-        self.written = self.done = 0
+        self.written = self.done = self.ended_tokens = 0
+        self.begin = time.monotonic()
         self.step_s: dict[int, float] = {}  # the last step, by its rows
         self.stepped, self.chosen = 0, 0.0  # steps since rows came in; when tokens were chosen
         self.read_s = 0.0  # of one row, at the last reading
@@ -186,23 +188,31 @@ class BatchWriter:
         return fitting if fitting or self.blocks else 1
 
     def _finishing(self) -> int:
-        """How many more answers can end by the deadline: a few to learn what steps take, then by
-        the seconds of a step and of each of its rows. Others are not begun: beginnings are easier
-        to draft than what follows. Where a few take half of the time, what a third of it reads."""
+        """How many more answers are begun: those that should end by the deadline, by the seconds of
+        a step and of each of its rows; beginnings are easier to draft than what follows. A few at
+        first, to learn them. Where a step's own seconds alone take half of the time, what the first
+        third of it reads."""
         if self.deadline is None:
             return self.most_rows
-        if self.stepped < STEPS:
+        if self.stepped < STEPS and (self.live or not self.step_s):
             return 0 if self.live else LEAST_ROWS
-        left_s, whole = self.deadline - time.monotonic(), self.writing.max_new_tokens
+        left_s, length = self.deadline - time.monotonic(), float(self.writing.max_new_tokens)
+        if self.done >= max(self.live, LEAST_ROWS):
+            length = self.ended_tokens / self.done
+        budget_s = self.deadline - self.begin
+        readable = max(0, int((left_s - (1.0 - READ_SHARE) * budget_s) / self.read_s))
         few, many = min(self.step_s), max(self.step_s)
         row_s = self.step_s[many] / many
         if many >= 2 * few:
             row_s = max(0.0, (self.step_s[many] - self.step_s[few]) / (many - few))
-        elif 2 * self.step_s[many] * whole > left_s:
-            return max(0, int(READ_SHARE * (left_s / self.read_s + many)) - many)
-        to_write = sum(whole - len(row.ids) for row in self.alive if not row.ended)
-        needed_s = (self.step_s[many] - many * row_s) * whole + row_s * to_write
-        return min(3 * many, max(0, int((left_s - needed_s) / (row_s * whole + self.read_s))))
+        elif self.step_s[many] * length > left_s:
+            return min(many, readable)
+        fixed_s = self.step_s[many] - many * row_s
+        if 2 * fixed_s * length > budget_s:
+            return readable
+        to_write = sum(max(0.0, length - len(row.ids)) for row in self.alive if not row.ended)
+        free_s = left_s - fixed_s * length - row_s * to_write
+        return min(3 * many, max(0, int(free_s / (row_s * length + self.read_s))))
 
     def _room_to_refill(self) -> bool:
         """Whether so many rows can come in that a pass over their prompts pays."""
@@ -388,9 +398,9 @@ class BatchWriter:
             probs = warped_probs(logits, writing.temperature, writing.top_p)
             chosen = draw(probs, noise.to(logits.device))
         tokens = zip(self.alive, chosen.tolist(), greedy.tolist(), strict=True)
-        before, self.chosen = self.chosen, time.monotonic()
-        if self.stepped:
-            self.step_s[len(self.alive)] = self.chosen - before
+        if self.stepped:  # rows only leave until others come in: what more of them took is old
+            self.step_s = {n: s for n, s in self.step_s.items() if n < len(self.alive)}
+            self.step_s[len(self.alive)] = time.monotonic() - self.chosen
         for slot, (row, token, best) in enumerate(tokens):
             if row.ended:
                 continue
@@ -401,8 +411,10 @@ class BatchWriter:
             self.written += 1
             if row.ended:
                 self.done += 1
+                self.ended_tokens += len(row.ids)
                 self.ended(row)
                 row.states.clear()
+        self.chosen = time.monotonic()
 
 
 def common_prefix(rows: Sequence[Sequence[int]]) -> int:
