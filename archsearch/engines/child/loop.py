@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 Message = dict[str, Any]
@@ -20,9 +20,13 @@ Message = dict[str, Any]
 class UserError(Exception):
     """Something the user can mend; its text is one line."""
 
+    kind = "user"
+
 
 class Failed(Exception):
     """The engine could not do it; its text is one line."""
+
+    kind = "failed"
 
 
 def claim_stdout() -> TextIO:
@@ -55,28 +59,24 @@ def end_group() -> None:
     os._exit(1)
 
 
-def serve(handlers: dict[str, Callable[[Message], Message]], answers: TextIO) -> None:
-    """Answer one request a line until stdin closes, then end the process group. `handlers` by the
-    request's "do"."""
+def serve(worker: object, answers: TextIO) -> None:
+    """Answer one request a line until stdin closes, then end the process group: by what the
+    `worker` has under the request's "do"."""
     die_with_parent()
     for line in sys.stdin:
         if not line.strip():
             continue
         try:
             request = json.loads(line)
-            answer: Message = {"ok": handlers[request["do"]](request)}
-        except UserError as error:
-            answer = {"error": str(error), "kind": "user"}
-        except Failed as error:
-            answer = {"error": str(error), "kind": "failed"}
+            answer: Message = {"ok": getattr(worker, request["do"])(request)}
+        except (UserError, Failed) as error:
+            answer = {"error": str(error), "kind": error.kind}
         except MemoryError as error:
             answer = {"error": str(error) or "not enough memory", "kind": "memory"}
         except Exception as error:
             text = str(error).strip().splitlines() or [type(error).__name__]
-            memory = (
-                "out of memory" in str(error).lower()
-                or "can't allocate memory" in str(error).lower()
-            )
+            short = ("out of memory", "can't allocate memory")
+            memory = any(words in str(error).lower() for words in short)
             answer = {
                 "error": f"{type(error).__name__}: {text[0]}"[:500],
                 "kind": "memory" if memory else "bug",
@@ -95,9 +95,3 @@ def end_tokens(*configs: Mapping[str, Any]) -> list[int]:
         if ends is not None:
             return [int(end) for end in (ends if isinstance(ends, list) else [ends])]
     return []
-
-
-def run(worker: object, answers: TextIO) -> None:
-    """Serve what the `worker` can of a parent's requests."""
-    known = ("versions", "start", "generate", "logits")
-    serve({name: getattr(worker, name) for name in known}, answers)

@@ -23,6 +23,7 @@ sys.path.insert(0, {loop!r})
 import loop
 answers = loop.claim_stdout()
 import os, signal, subprocess, time
+from types import SimpleNamespace
 
 def grandchild(request):
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
@@ -44,12 +45,12 @@ def die(request):
 def killed(request):
     os.kill(os.getpid(), signal.SIGKILL)
 
-loop.serve({{
+loop.serve(SimpleNamespace(**{{
     "echo": lambda request: print("noise of the engine") or {{"value": request["value"]}},
     "sleep": lambda request: time.sleep(60) or {{}},
     "env": lambda request: {{"value": os.environ.get(request["name"], "")}},
     "grandchild": grandchild, "user": user, "memory": memory, "bug": bug, "die": die, "killed": killed,
-}}, answers)
+}}), answers)
 """
 
 

@@ -111,7 +111,7 @@ def test_an_interpreter_without_vllm_is_told(
 
     script.write_text(
         f"import sys; sys.path.insert(0, {str(vllm.WORKER.parent)!r})\nimport vllm_worker;"
-        " vllm_worker.main()\n"
+        " vllm_worker.serve(vllm_worker.Worker(), vllm_worker.claim_stdout())\n"
     )
     monkeypatch.setattr(VllmEngine, "worker", script)
     with pytest.raises(

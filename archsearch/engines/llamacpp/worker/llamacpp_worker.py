@@ -25,7 +25,7 @@ from typing import Any
 # where `loop` is; siblings beside the script
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "child"))
 
-from loop import Failed, Message, UserError, claim_stdout, run
+from loop import Failed, Message, UserError, claim_stdout, serve
 from passes import PassClock
 from stream import Told, steps_of, streamed
 
@@ -60,6 +60,7 @@ PARAMETERS = {
     "--spec-ngram-simple-min-hits": "speculative.ngram_simple.min_hits",
 }
 """What the package calls each flag."""
+GREEDY: dict[str, Any] = {"temperature": 0, "top_k": 1, "samplers": ["top_k"]}
 MANY = 512
 """Most likely tokens that are asked for with their probability."""
 
@@ -254,19 +255,15 @@ class Worker:
     def answer(self, number: int, request: Message) -> Told:
         """What the server writes for the `number`th prompt of a request."""
         prompt, limit = request["prompts"][number], request["max_new_tokens"]
-        greedy = request["temperature"] <= 0
-        sampling = (
-            {"temperature": 0, "top_k": 1}
-            if greedy
-            else {"temperature": request["temperature"], "top_k": 0}
-        )
+        sampling = GREEDY
+        if (temperature := request["temperature"]) > 0:
+            sampling = {"temperature": temperature, "top_k": 0, "samplers": ["temperature"]}
         started = time.perf_counter()
         response = self.complete(
             prompt["token_ids"],
             **sampling,
             top_p=1.0,
             min_p=0.0,
-            samplers=["top_k"] if greedy else ["temperature"],
             seed=(request["seed"] * 1_000_003 + number) % 2**31,
             n_predict=limit,
             ignore_eos=request["ignore_end"],
@@ -288,14 +285,8 @@ class Worker:
     def logits(self, request: Message) -> Message:
         """Log-probabilities, which differ from logits by one number for all tokens; those outside
         the most likely ones have the last one's."""
-        settings = {
-            "n_predict": 1,
-            "temperature": 0,
-            "samplers": ["top_k"],
-            "top_k": 1,
-            "n_probs": MANY,
-        }
-        answer = json.loads(self.complete(request["token_ids"], **settings).read())
+        response = self.complete(request["token_ids"], **GREEDY, n_predict=1, n_probs=MANY)
+        answer = json.loads(response.read())
         top = {
             row["id"]: row["logprob"]
             for row in answer["completion_probabilities"][0]["top_logprobs"]
@@ -306,4 +297,4 @@ class Worker:
 
 if __name__ == "__main__":
     channel = claim_stdout()
-    run(Worker(), channel)
+    serve(Worker(), channel)

@@ -215,5 +215,5 @@ class PassClock:
 
 
 if __name__ == "__main__":
-    channel, passes = claim_stdout(), Passes()
-    serve({"load": passes.load, "add": passes.add}, channel)
+    channel = claim_stdout()
+    serve(Passes(), channel)

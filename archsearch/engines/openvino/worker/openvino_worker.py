@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "child"))
 
 from answers import answer_of, drafting_rounds
 from convert import check_layers, converted, model_folder, openvino_errors, precision, version_of
-from loop import Failed, Message, UserError, claim_stdout, end_tokens, run
+from loop import Failed, Message, UserError, claim_stdout, end_tokens, serve
 
 NO_TOKEN = 2**31 - 1
 """An id that no vocabulary has."""
@@ -435,4 +435,4 @@ class Worker:
 if __name__ == "__main__":
     channel = claim_stdout()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    run(Worker(), channel)
+    serve(Worker(), channel)

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "child"))
 from counting import Counters, PassClock, Request, disagreement
 from cpu_build import CHANCES, expands_rightly, mend_cpu_build
 from installed_vllm import check_loads, checked_version, telling
-from loop import Failed, Message, UserError, claim_stdout, end_tokens, run
+from loop import Failed, Message, UserError, claim_stdout, end_tokens, serve
 from model_config import (
     cache_gib,
     join_context_weights,
@@ -349,9 +349,7 @@ def speculative_config(ask: Message) -> dict[str, Any]:
             "synthetic_acceptance_rates": [float(x) for x in ask["synthetic"]],
         }
     if ask.get("schedule"):
-        config["num_speculative_tokens_per_batch_size"] = [
-            [int(number) for number in entry] for entry in ask["schedule"]
-        ]
+        config["num_speculative_tokens_per_batch_size"] = ask["schedule"]
     return config
 
 
@@ -361,10 +359,5 @@ def _model_runner(llm: Any) -> object:
     return getattr(getattr(wrapper, "worker", None), "model_runner", None)
 
 
-def main() -> None:
-    """Serve stdin until it ends."""
-    run(Worker(), claim_stdout())
-
-
 if __name__ == "__main__":
-    main()
+    serve(Worker(), claim_stdout())
