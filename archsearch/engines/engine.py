@@ -205,19 +205,14 @@ class EngineSettings(Reached):
 @runtime_checkable
 class Engine(Protocol):
     """One way to run speculative decoding for real. `name` and `version` identify the engine in
-    results.
-
-    `synthesises`: it can accept by chance; `schedules`: it can take gamma by batch size.
-    """
+    results, `facts` say what it can."""
 
     @property
     def name(self) -> str: ...
     @property
     def version(self) -> str: ...
     @property
-    def synthesises(self) -> bool: ...
-    @property
-    def schedules(self) -> bool: ...
+    def facts(self) -> EngineFacts: ...
 
     def start(
         self,
@@ -314,10 +309,15 @@ def drafter_family(draft: ModelSource | None) -> str:
 
 
 def check_family(
-    facts: EngineFacts, draft: ModelSource | None, synthetic: Sequence[float], schedule: Ranges
+    facts: EngineFacts,
+    draft: ModelSource | None,
+    gamma: int,
+    synthetic: Sequence[float],
+    schedule: Ranges,
 ) -> str:
-    """The family of `draft`. Raises ArchsearchError where archsearch does not start the engine with
-    it, and for synthetic acceptance and schedules that the engine has not."""
+    """`check_start`, then the family of `draft`. Raises ArchsearchError where archsearch does not
+    start the engine with it, and for synthetic acceptance and schedules that the engine has not."""
+    check_start(gamma, draft, synthetic, schedule)
     if synthetic and not facts.synthesises:
         raise ArchsearchError(
             f"{facts.title} has no synthetic acceptance; use --engine vllm or transformers"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.engine_facts import engine_facts
 from archsearch.engines.engine import EnginePrompt, GenerationResult, Sampling
 from archsearch.errors import RunFailed
 
@@ -28,7 +29,7 @@ class LawfulEngine:
     """Rounds take `seconds(draft, gamma)`; a start takes START_S; drafts under `refuses` do not
     run."""
 
-    name, synthesises, schedules = "vllm", True, True
+    name, facts = "vllm", engine_facts("vllm")
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 from archsearch.engines.engine import (
     EnginePrompt,
@@ -32,6 +33,10 @@ class MadeUpEngine:
     free_draft: bool = False
     calls: int = 0
     log: list[str] = field(default_factory=list)
+
+    @property
+    def facts(self) -> SimpleNamespace:
+        return SimpleNamespace(synthesises=self.synthesises, schedules=self.schedules)
 
     def start(self, target, draft, gamma, *, synthetic=(), schedule=()) -> None:  # noqa: ANN001
         check_start(gamma, draft, synthetic, schedule)

@@ -345,7 +345,7 @@ def test_the_target_as_draft_is_accepted_whole(
 def test_synthetic_acceptance_is_what_was_asked_or_refused(
     subject: Subject, rates: tuple[float, ...]
 ) -> None:
-    if not subject.engine.synthesises:
+    if not subject.engine.facts.synthesises:
         with pytest.raises(ArchsearchError, match="no synthetic acceptance"):
             subject.make().start(
                 subject.sources["target"], subject.sources["draft"], GAMMA, synthetic=rates
@@ -366,7 +366,7 @@ def test_synthetic_acceptance_is_what_was_asked_or_refused(
 
 
 def test_a_schedule_is_obeyed_or_refused(subject: Subject, alone: list[tuple[int, ...]]) -> None:
-    if not subject.engine.schedules:
+    if not subject.engine.facts.schedules:
         with pytest.raises(ArchsearchError, match="schedule"):
             subject.make().start(
                 subject.sources["target"], subject.sources["draft"], GAMMA, schedule=SCHEDULE

@@ -35,7 +35,6 @@ from archsearch.engines.engine import (
     ModelSource,
     Sampling,
     check_family,
-    check_start,
     same_vocabulary,
     text_of,
 )
@@ -255,7 +254,6 @@ class ChildEngine:
         self.tokenizer = tokenizer
         self.facts = engine_facts(self.name)
         self.title = self.facts.title
-        self.synthesises, self.schedules = self.facts.synthesises, self.facts.schedules
         self.gamma = 0
         self._child: Child | None = None
         self._steps: tuple[EngineStep, ...] = ()
@@ -310,8 +308,7 @@ class ChildEngine:
         """Raises ArchsearchError for a module in place of a folder, vocabularies that differ, and
         what the engine has not; RunFailed when it does not come up.
         """
-        check_start(gamma, draft, synthetic, schedule)
-        family = check_family(self.facts, draft, synthetic, schedule)
+        family = check_family(self.facts, draft, gamma, synthetic, schedule)
         self.check(draft, gamma, schedule)
         chain = draft if isinstance(draft, Chained) else None
         lookup = draft if chain is None else chain.lookup
@@ -337,7 +334,7 @@ class ChildEngine:
                     "rule": None if chain is None else asdict(chain.rule),
                     "gamma": gamma,
                     "synthetic": list(synthetic),
-                    "schedule": [list(entry) for entry in schedule],
+                    "schedule": schedule,
                     "dtype": self.settings.dtype,
                     "concurrency": self.settings.concurrency,
                     "max_len": self.settings.max_len,

@@ -152,8 +152,7 @@ def measured_rows(
     rounds: int,
     progress: Progress = silent,
 ) -> list[Measurement]:
-    """A row for each of CASES that noise alone explains, `measure`d `rounds` times in turn; the
-    others get a second chance."""
+    """`measure_overhead` with its `measure` of a case, and what makes a row of that."""
     rows: dict[Case, Measurement] = {}
     todo: list[Case] = list(CASES)
     for attempt in range(ATTEMPTS):

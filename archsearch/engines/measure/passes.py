@@ -75,7 +75,7 @@ class Case:
         gamma."""
         groups: dict[int, list[tuple[int, int]]] = {}
         for batch, gamma in self.pairs:
-            groups.setdefault(0 if engine.schedules else gamma, []).append((batch, gamma))
+            groups.setdefault(0 if engine.facts.schedules else gamma, []).append((batch, gamma))
         return list(groups.values())
 
     def options(self, engine: Engine, pairs: Sequence[tuple[int, int]]) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class Case:
         trained = isinstance(self.draft, Drafter) and not self.draft.trains
         if self.draft is None:
             return options
-        if engine.synthesises and not trained:
+        if engine.facts.synthesises and not trained:
             options["synthetic"] = synthetic(max(gamma for _, gamma in pairs))
         if len({gamma for _, gamma in pairs}) > 1:
             starts = [1, *(batch + 1 for batch, _ in pairs[:-1])]

@@ -131,7 +131,10 @@ def measure_rounds(
         try:
             engine = asked.engine(dict(case.options))
             version = version or engine.version
-            shape = _shape(asked, case, engine.name, version)
+            options = tuple(sorted({**asked.recorded, **dict(case.options)}.items()))
+            where = (1, asked.context, asked.tensor_parallel)
+            what = (asked.architecture, case.draft, case.gamma)
+            shape = RoundShape(engine.name, version, options, *what, *where)
             if freeze_shape(shape.to_dict()) in asked.known:
                 continue
             row = _run(asked, case, engine, shape)
@@ -147,18 +150,10 @@ def measure_rounds(
     return RoundsMeasured(new, tuple(left), failed)
 
 
-def _shape(asked: RoundRequest, case: RoundCase, engine: str, version: str) -> RoundShape:
-    options = tuple(sorted({**asked.recorded, **dict(case.options)}.items()))
-    context, ranks = asked.context, asked.tensor_parallel
-    return RoundShape(
-        engine, version, options, asked.architecture, case.draft, case.gamma, 1, context, ranks
-    )
-
-
 def _run(asked: RoundRequest, case: RoundCase, engine: Engine, shape: RoundShape) -> Measurement:
     """The row of one case: seconds of its whole rounds (or plain steps), a warm-up apart."""
     options: dict[str, Any] = {}
-    if case.draft is not None and engine.synthesises:
+    if case.draft is not None and engine.facts.synthesises:
         options["synthetic"] = synthetic(case.gamma)
     folder = None if case.draft is None else asked.folder_of(case.draft)
     length = max(8, asked.context - asked.tokens // 2)

@@ -43,7 +43,6 @@ from archsearch.engines.engine import (
     ModelSource,
     Sampling,
     check_family,
-    check_start,
     same_vocabulary,
     text_of,
 )
@@ -230,7 +229,6 @@ class TransformersEngine:
 
     name = "transformers"
     facts = engine_facts(name)
-    synthesises, schedules = facts.synthesises, facts.schedules
 
     def __init__(
         self,
@@ -268,8 +266,7 @@ class TransformersEngine:
         below 1 (with a draft), or a schedule, another family, or synthetic acceptance of what is no
         model is asked for.
         """
-        check_start(gamma, draft, synthetic, schedule)
-        family = check_family(self.facts, draft, synthetic, schedule)
+        family = check_family(self.facts, draft, gamma, synthetic, schedule)
         if synthetic and family != "independent":
             raise ArchsearchError(
                 f"transformers accepts by chance from draft models only, not from {family}; use"
@@ -278,7 +275,12 @@ class TransformersEngine:
         self.synthetic = tuple(synthetic)
         self.target = self._module(target, is_draft=False)
         self.lookup = draft if isinstance(draft, Ngram) else None
-        self.exit_layers = self._exit(draft.layers) if isinstance(draft, ExitAfter) else 0
+        self.exit_layers = draft.layers if isinstance(draft, ExitAfter) else 0
+        count = self.target.config.num_hidden_layers
+        if isinstance(draft, ExitAfter) and not 1 <= draft.layers < count:
+            raise ArchsearchError(
+                f"a target of {count} layers has no exit after layer {draft.layers}"
+            )
         self.chain = draft if isinstance(draft, Chained) else None
         if self.chain is not None:
             if gamma != self.chain.rule.longest:
@@ -295,12 +297,6 @@ class TransformersEngine:
         if self.draft is not None:
             self.draft.to(self.target.device)  # type: ignore[arg-type]
             same_vocabulary(self.draft.config.vocab_size, self.target.config.vocab_size)
-
-    def _exit(self, layers: int) -> int:
-        count = self._started().config.num_hidden_layers
-        if not 1 <= layers < count:
-            raise ArchsearchError(f"a target of {count} layers has no exit after layer {layers}")
-        return layers
 
     def _module(self, source: ModelSource, *, is_draft: bool) -> PreTrainedModel:
         if not isinstance(source, Path | str):
@@ -381,7 +377,7 @@ class TransformersEngine:
         token_ids = tuple(output[0, input_ids.shape[1] :].tolist())
         times, lengths = clock.times[1:], clock.lengths[1:]  # the first is the prompt
         room = sampling.max_new_tokens
-        ended = bool(token_ids) and token_ids[-1] in _ends(config)
+        ended = bool(token_ids) and token_ids[-1] in (config.eos_token_id or ())
         drafted = [self.gamma] * len(lengths)
         if self.lookup is not None:
             drafted = [
@@ -417,7 +413,7 @@ class TransformersEngine:
             return own, []
         target, draft = self._started(), self.draft
         assert draft is not None
-        ends = _ends(config)
+        ends = config.eos_token_id or ()
         proposed, refused = [token for token in range(len(ends) + 2) if token not in ends][:2]
         chance = SyntheticAcceptance(
             self.synthetic, proposed, refused, hash((sampling.seed, prompt.token_ids))
@@ -461,11 +457,6 @@ def _steps_of(
         )
         written += length
     return steps
-
-
-def _ends(config: GenerationConfig) -> list[int]:
-    """The tokens that end a text (see `_generation_config`)."""
-    return config.eos_token_id or []
 
 
 def _generation_config(target: PreTrainedModel, sampling: Sampling) -> GenerationConfig:

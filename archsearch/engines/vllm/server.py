@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from archsearch.engine_facts import engine_facts
 from archsearch.engines.child.answers import answer_of, drafting_rounds, round_statistics
 from archsearch.engines.engine import (
     EnginePrompt,
@@ -129,8 +130,8 @@ class VllmServerEngine:
     """
 
     name = "vllm"
-    synthesises = False  # whatever vLLM itself can: a running server takes no orders
-    schedules = False  # it cannot be given one; `schedule` says with which it was started
+    # A running server takes no orders; `schedule` says with which it was started.
+    facts = replace(engine_facts(name), synthesises=False, schedules=False)
 
     def __init__(
         self, settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None
@@ -297,7 +298,7 @@ class VllmServerEngine:
 
         Raises ArchsearchError for what the server refuses, and when it serves others meanwhile (the
         counts would be theirs too); RunFailed when it dies or is too slow: the message says how
-        many prompts were done, `finished` has them.
+        many prompts were done.
         """
         server = self._started()
         self.finished = []

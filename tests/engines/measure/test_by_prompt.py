@@ -49,8 +49,6 @@ class FakeEngine:
 
     name = "fake"
     version = "1"
-    synthesises = False
-    schedules = False
     wrong: frozenset[str] = frozenset()
     lengths = (3, 1, 2) * 4
 
