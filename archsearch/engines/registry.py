@@ -26,7 +26,7 @@ def make_engine(
 def check_interpreter_choice(name: str, python: Path | None) -> None:
     """Raise ArchsearchError where the engine's interpreter (`python`, or the installed one) cannot
     be run; MissingDataError, with the install command, where there is none."""
-    from archsearch.engines.environments.environment import check_interpreter, find_python
+    from archsearch.engines.environments.environment import find_python
 
     if runnable_engine(name).in_process:
         if python is not None:
@@ -35,7 +35,5 @@ def check_interpreter_choice(name: str, python: Path | None) -> None:
                 f"{name} runs in archsearch's own interpreter; leave --engine-python out, or name"
                 f" another --engine ({others})"
             )
-    elif python is not None:
-        check_interpreter(python, "--engine-python names")
     else:
-        find_python(name)
+        find_python(name, python)

@@ -78,13 +78,14 @@ def installed(engine: str) -> Installed | None:
     return from_data(Installed, data | {"engine": engine, "python": str(python)})
 
 
-def find_python(engine: str) -> Path:
-    """The interpreter that has `engine`: $ARCHSEARCH_<ENGINE>_PYTHON first, then the environment
-    that `install` made.
+def find_python(engine: str, python: Path | None = None) -> Path:
+    """The interpreter that has `engine`: `python` (--engine-python), else
+    $ARCHSEARCH_<ENGINE>_PYTHON, then the environment that `install` made.
 
-    Raises ArchsearchError when the variable names no executable file, MissingDataError when there
-    is neither.
+    Raises ArchsearchError for one that is no executable file, MissingDataError when there is none.
     """
+    if python is not None:
+        return check_interpreter(python, "--engine-python names")
     known = recipe(engine)
     named = os.environ.get(variable(engine))
     if named:
@@ -192,11 +193,7 @@ def check(engine: str, python: Path | None = None) -> Checked:
     """Import `engine` in its interpreter (None: the one `find_python` finds) and say what is there.
     Raises ArchsearchError when the version is too old, RunFailed when the import fails."""
     known = recipe(engine)
-    inside = (
-        find_python(engine)
-        if python is None
-        else check_interpreter(python, "--engine-python names")
-    )
+    inside = find_python(engine, python)
     facts = import_facts(engine, inside, "")
     found = facts.version
     number = Version(version_in(found) or "0")

@@ -207,21 +207,6 @@ def import_facts(engine: str, inside: Path, where: str) -> Facts:
     return replace(facts, version=facts.version.split("+")[0].split("-")[0])
 
 
-def is_broken(inside: Path, package: str) -> bool:
-    """Whether a package is installed but does not import."""
-    program = (
-        f"import importlib.util as u, sys; sys.exit(0 if u.find_spec({package!r}) is None else"
-        f" __import__({package!r}) is None)"
-    )
-    answer = subprocess.run(
-        [str(inside), "-c", program],
-        capture_output=True,
-        timeout=CHECK_TIMEOUT_S,
-        env=clean_environment(),
-    )
-    return answer.returncode != 0
-
-
 CPU_TORCH_INDEX: Final = "https://download.pytorch.org/whl/cpu"
 
 
@@ -327,7 +312,16 @@ def remove_broken(inside: Path, known: Recipe, log: Log) -> None:
     """Uninstall the `removable` packages that do not import: PyPI's torchvision and torchaudio are
     built for CUDA's torch, do not load beside the CPU's, and transformers fails where it finds them
     broken. vLLM does without them."""
-    broken = [name for name in known.removable if is_broken(inside, name)]
+    broken = []
+    for name in known.removable:
+        program = (
+            f"import importlib.util as u, sys; sys.exit(0 if u.find_spec({name!r}) is None else"
+            f" __import__({name!r}) is None)"
+        )
+        options: dict[str, Any] = {"capture_output": True, "timeout": CHECK_TIMEOUT_S}
+        command = [str(inside), "-c", program]
+        if subprocess.run(command, env=clean_environment(), **options).returncode:
+            broken.append(name)
     if broken:
         command = [*_pip(inside, "uninstall --yes"), *broken]
         run_logged(command, log, f"pip uninstall {' '.join(broken)}")
