@@ -38,8 +38,8 @@ class Refused(Exception):
         self.status, self.body = status, body
 
 
-class Connection:
-    """HTTP to the server at `url` (with or without /v1); a key is taken from VLLM_API_KEY.
+class OpenAIServer:
+    """A server of completions at `url` (with or without /v1); a key is taken from VLLM_API_KEY.
     `timeout_s`: seconds for one streamed answer, from its first byte sent to its last received.
 
     Raises ArchsearchError for an address that is none, or that holds a name or a password.
@@ -161,6 +161,81 @@ class Connection:
             connection.close()
             if line is not None:
                 line.close()
+
+    def model(self) -> str:
+        """The name of the first model that it serves. Raises Lost, or ArchsearchError where it
+        names none."""
+        status, body = self.ask("GET", "/v1/models", timeout_s=min(self.timeout_s, 30.0))
+        try:
+            name = parse_json(body)["data"][0]["id"]
+            if not isinstance(name, str):
+                raise TypeError
+        except (ValueError, KeyError, TypeError, IndexError):
+            key = status in (401, 403)
+            why = f"wants a key; put it into {API_KEY}" if key else "names no model on /v1/models"
+            raise ArchsearchError(f"the server at {self.url} {why} ({status})") from None
+        return name
+
+    def stream(self, data: dict[str, object]) -> Stream:
+        """A streamed completion. Raises Lost, Refused and Odd."""
+        answer = Stream(time.perf_counter())
+        for now, content in self.events(data):
+            if content != b"[DONE]":
+                answer.take(content, now)
+        return answer
+
+    def complete(
+        self, model: str, prompt: str, tokens: int, temperature: float, began: float
+    ) -> Answer:
+        """Stream `tokens` tokens after `prompt`; times count from `began` (time.perf_counter).
+        Whatever the server sends is an Answer, with its error where it is none. Raises Lost after
+        `hang_up`."""
+        data = {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": temperature,
+            "stream": True,
+            "ignore_eos": True,
+            "stream_options": {"include_usage": True},
+        }
+        sent = time.perf_counter() - began
+        try:
+            found = self.stream(data)
+            if not found.times:
+                raise Odd("an answer without any text")
+            given = found.counted("prompt_tokens") or 0
+            pieces, written = len(found.times), found.counted("completion_tokens")
+            if written is not None and not 1 <= written <= tokens:
+                raise Odd(f"the server counts {written} tokens in an answer of at most {tokens}")
+            first, done = found.times[0] - began, found.times[-1] - began
+            return Answer(sent, first, done, pieces if written is None else written, given, pieces)
+        except Lost as error:
+            if self.hung_up:
+                raise
+            why = f"{LOST}{error}"
+        except (Refused, Odd) as error:
+            why = str(error)
+        now = time.perf_counter() - began
+        return Answer(sent, now, now, 0, 0, 0, why)
+
+    def tokens(self, data: dict[str, object]) -> Stream:
+        """A streamed completion with its token ids, as vLLM sends them. Raises Lost;
+        ArchsearchError for a request that the server refuses, RunFailed for an error of its own."""
+        try:
+            found = self.stream(data)
+        except Refused as error:
+            raise refusal(self.url, error.status, error.body) from error
+        except Odd as error:
+            raise RunFailed(f"the server at {self.url}: {error}") from error
+        if not found.ids:
+            raise ArchsearchError(
+                f"the server at {self.url} sends no token ids (return_token_ids); it is too old"
+                " or no vLLM server"
+            )
+        if found.finish is None:
+            raise Lost("the answer ended without a reason")
+        return found
 
 
 @contextmanager
@@ -284,85 +359,6 @@ class Stream:
         if count is not None and not (type(count) is int and 0 <= count < 2**31):
             raise Odd(f"{name} is {str(count)[:40]!r}")
         return count
-
-
-class OpenAIServer(Connection):
-    """A server of completions."""
-
-    def model(self) -> str:
-        """The name of the first model that it serves. Raises Lost, or ArchsearchError where it
-        names none."""
-        status, body = self.ask("GET", "/v1/models", timeout_s=min(self.timeout_s, 30.0))
-        try:
-            name = parse_json(body)["data"][0]["id"]
-            if not isinstance(name, str):
-                raise TypeError
-        except (ValueError, KeyError, TypeError, IndexError):
-            key = status in (401, 403)
-            why = f"wants a key; put it into {API_KEY}" if key else "names no model on /v1/models"
-            raise ArchsearchError(f"the server at {self.url} {why} ({status})") from None
-        return name
-
-    def stream(self, data: dict[str, object]) -> Stream:
-        """A streamed completion. Raises Lost, Refused and Odd."""
-        answer = Stream(time.perf_counter())
-        for now, content in self.events(data):
-            if content != b"[DONE]":
-                answer.take(content, now)
-        return answer
-
-    def complete(
-        self, model: str, prompt: str, tokens: int, temperature: float, began: float
-    ) -> Answer:
-        """Stream `tokens` tokens after `prompt`; times count from `began` (time.perf_counter).
-        Whatever the server sends is an Answer, with its error where it is none. Raises Lost after
-        `hang_up`."""
-        data = {
-            "model": model,
-            "prompt": prompt,
-            "max_tokens": tokens,
-            "temperature": temperature,
-            "stream": True,
-            "ignore_eos": True,
-            "stream_options": {"include_usage": True},
-        }
-        sent = time.perf_counter() - began
-        try:
-            found = self.stream(data)
-            if not found.times:
-                raise Odd("an answer without any text")
-            given = found.counted("prompt_tokens") or 0
-            pieces, written = len(found.times), found.counted("completion_tokens")
-            if written is not None and not 1 <= written <= tokens:
-                raise Odd(f"the server counts {written} tokens in an answer of at most {tokens}")
-            first, done = found.times[0] - began, found.times[-1] - began
-            return Answer(sent, first, done, pieces if written is None else written, given, pieces)
-        except Lost as error:
-            if self.hung_up:
-                raise
-            why = f"{LOST}{error}"
-        except (Refused, Odd) as error:
-            why = str(error)
-        now = time.perf_counter() - began
-        return Answer(sent, now, now, 0, 0, 0, why)
-
-    def tokens(self, data: dict[str, object]) -> Stream:
-        """A streamed completion with its token ids, as vLLM sends them. Raises Lost;
-        ArchsearchError for a request that the server refuses, RunFailed for an error of its own."""
-        try:
-            found = self.stream(data)
-        except Refused as error:
-            raise refusal(self.url, error.status, error.body) from error
-        except Odd as error:
-            raise RunFailed(f"the server at {self.url}: {error}") from error
-        if not found.ids:
-            raise ArchsearchError(
-                f"the server at {self.url} sends no token ids (return_token_ids); it is too old"
-                " or no vLLM server"
-            )
-        if found.finish is None:
-            raise Lost("the answer ended without a reason")
-        return found
 
 
 def refusal(url: str, status: int, body: str) -> ArchsearchError:

@@ -15,7 +15,7 @@ import pytest
 
 import archsearch.engines.openai.client as connection
 from archsearch.engines.openai.bench import Ask, drive, summary
-from archsearch.engines.openai.client import Answer, Connection, Lost, OpenAIServer
+from archsearch.engines.openai.client import Answer, Lost, OpenAIServer
 from archsearch.errors import ArchsearchError, RunFailed
 
 HEAD = b"HTTP/1.0 200 OK\r\n\r\n"
@@ -158,5 +158,5 @@ def test_the_key_is_sent_and_secrets_in_an_address_are_refused_unprinted(
         "ftp://me:topsecretpw@host",
     ):
         with pytest.raises(ArchsearchError) as told:
-            Connection(address, 1.0)
+            OpenAIServer(address, 1.0)
         assert "topsecretpw" not in str(told.value)
