@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -134,16 +135,11 @@ class ExportPlan:
 def model_card(made: ExportPlan) -> str:
     """The text of README.md. What is not known is left out; every number says whether it was
     predicted or measured."""
-    from jinja2 import Environment, StrictUndefined
-
     source, record, arch = made.source, made.source.record, made.architecture
     full = source.full_head if made.head is not None else None
-    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["number"] = _number
-    template = environment.from_string(
-        (files("archsearch.export") / "card.md").read_text(encoding="utf-8")
-    )
-    text = template.render(
+    text = filled(
+        files("archsearch.export") / "card.md",
+        {"number": _number},
         made=made,
         # an engine that takes the draft folder as it is; it computes in nothing below 16 bits
         in_transformers=any(ENGINES[name].draft_folder for name in made.engines),
@@ -164,6 +160,17 @@ def model_card(made: ExportPlan) -> str:
         **_held_out(record.training, source.gamma),
     )
     return text.strip() + "\n"
+
+
+def filled(template: Traversable, filters: Mapping[str, Any], **values: object) -> str:
+    """A template's text; a value that it names and nobody gives is an error."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    environment.filters |= filters
+    return environment.from_string(template.read_text(encoding="utf-8")).render(values)
 
 
 def _number(entry: Estimate | float | None, digits: int = 2, factor: float = 1.0) -> str:

@@ -84,17 +84,11 @@ def schedule_words(engine: str, family: str, ranges: Ranges, gamma: int) -> str:
             " looked at"
         )
     if engine == "vllm":
-        return (
-            f'{title}: "num_speculative_tokens_per_batch_size":'
-            f" {json.dumps([list(entry) for entry in ranges])}"
-        )
+        return f'{title}: "num_speculative_tokens_per_batch_size": {json.dumps(ranges)}'
     if engine == "tensorrt-llm":
         lengths = tensorrt_schedule(ranges)
         if lengths is not None:
-            return (
-                f"{title}: draft_len_schedule:"
-                f" {json.dumps({str(key): value for key, value in lengths.items()})}"
-            )
+            return f"{title}: draft_len_schedule: {json.dumps(lengths)}"
         return f"{title}: max_draft_len: {gamma}" + (
             f", max_concurrency: {most}" if most is not None else ""
         )

@@ -138,13 +138,13 @@ def _marker(made: ExportPlan) -> dict[str, object]:
         "archsearch": archsearch.__version__,
         "family": source.family,
         "gamma": source.gamma,
-        "stops": {engine: list(found) for engine, found in source.stops.items()},
-        "schedule": [list(entry) for entry in source.schedule.ranges],
+        "stops": dict(source.stops),
+        "schedule": source.schedule.ranges,
         "target": source.target.name,
         "trained": made.trained,
         "dtype": source.dtype,
-        "engines": list(made.engines),
-        "commands": {each.engine: list(each.command) for each in made.served},
+        "engines": made.engines,
+        "commands": {each.engine: each.command for each in made.served},
         "architecture": made.architecture.to_dict() if made.architecture is not None else None,
         "training": (
             {key: value for key, value in training.items() if not key.endswith("curve")} or None

@@ -12,6 +12,7 @@ from typing import Final
 import archsearch
 from archsearch.drafters.forms import mask_token
 from archsearch.drafters.heads import PEagle
+from archsearch.export.card import filled
 from archsearch.export.engines import Setup, serving
 from archsearch.export.folder import MARKER, building, check_output
 from archsearch.files import write_json, write_text
@@ -54,22 +55,19 @@ def write_recipe(recipe: Recipe, output: Path, *, weights: bool) -> Path:
             write_text(folder / name, text)
             if name.endswith(".sh"):
                 (folder / name).chmod(0o755)
-        write_json(folder / RECIPE_FILE, _record(recipe))
+        record = {
+            **recipe.to_dict(),
+            "archsearch": archsearch.__version__,
+            "layers_read": forms.layers_read(recipe),
+        }
+        if isinstance(recipe.drafter, PEagle):
+            record["mask_token_id"] = mask_token(recipe.target)
+        write_json(folder / RECIPE_FILE, record)
         if weights:
             initial_weights(folder)
         commands = {name: ["bash", name] for name in texts if name.endswith(".sh")}
         write_json(folder / MARKER, {"archsearch": archsearch.__version__, "commands": commands})
     return output
-
-
-def _record(recipe: Recipe) -> dict[str, object]:
-    more: dict[str, object] = {
-        "archsearch": archsearch.__version__,
-        "layers_read": list(forms.layers_read(recipe)),
-    }
-    if isinstance(recipe.drafter, PEagle):
-        more["mask_token_id"] = mask_token(recipe.target)
-    return {**recipe.to_dict(), **more}
 
 
 def _texts(recipe: Recipe, *, weights: bool) -> dict[str, str]:
@@ -82,7 +80,13 @@ def _texts(recipe: Recipe, *, weights: bool) -> dict[str, str]:
         made |= {name: name for name in common + ["initialise.py"] * recipe.initialised}
     texts = {} if own else _configs(recipe)
     values = _values(recipe, weights=weights) | {"trimmed": shape.trimmed}
-    return texts | {name: _filled(template, values) for name, template in made.items()}
+    # jinja2's own tojson writes &, < and > as escapes for HTML.
+    filters = {"quote": shlex.quote, "tojson": json.dumps}
+    templates = files("archsearch.recipes") / "templates"
+    return texts | {
+        name: filled(templates / f"{template}.j2", filters, **values)
+        for name, template in made.items()
+    }
 
 
 def _configs(recipe: Recipe) -> dict[str, str]:
@@ -109,21 +113,6 @@ def _environments(recipe: Recipe) -> list[tuple[str, str, str]]:
     return [(name, f"requirements-{name}.txt", requirement) for name, requirement in needed]
 
 
-def _filled(template: str, values: dict[str, object]) -> str:
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
-    environment.filters["quote"] = shlex.quote
-    # jinja2's own tojson writes &, < and > as escapes for HTML.
-    environment.filters["tojson"] = json.dumps
-    text = (files("archsearch.recipes") / "templates" / f"{template}.j2").read_text(
-        encoding="utf-8"
-    )
-    return environment.from_string(text).render(values)
-
-
 def _values(recipe: Recipe, *, weights: bool) -> dict[str, object]:
     """What the templates name."""
     library, gpus = recipe.library, recipe.gpus
@@ -131,7 +120,6 @@ def _values(recipe: Recipe, *, weights: bool) -> dict[str, object]:
     if library.name == "trl":
         settings["learning_rate"] = learning_rate(recipe.drafter.parameters())
     environments = _environments(recipe)
-    count = len({*gpus.teacher, *gpus.trainer})
     return {
         **{name: getattr(recipe, name) for name in SHOWN},
         "version": archsearch.__version__,
@@ -139,7 +127,7 @@ def _values(recipe: Recipe, *, weights: bool) -> dict[str, object]:
         "label": recipe.drafter.label(),
         "target": recipe.target_name,
         "every": HELD_OUT_EVERY,
-        "gpu_count": count,
+        "gpu_count": len({*gpus.teacher, *gpus.trainer}),
         "gpus_words": _gpu_words(recipe),
         "weights": weights,
         "start": recipe.hub_start or DRAFTER,
