@@ -33,7 +33,8 @@ class TrimmedHead(nn.Module):
     """A language-model head that has rows for `draft_token_ids` only and answers -inf for every
     other token.
 
-    forward: [..., hidden] -> [..., vocab].
+    forward: [..., hidden] -> [..., vocab]. Raises ArchsearchError for ids that are not distinct or
+    lie outside the vocabulary.
     """
 
     draft_token_ids: Tensor
@@ -46,7 +47,14 @@ class TrimmedHead(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        ids = checked_token_ids(draft_token_ids, vocab_size)
+        ids = sorted(int(token) for token in draft_token_ids)
+        distinct = len(set(ids))
+        if not ids or ids[0] < 0 or ids[-1] >= vocab_size or distinct != len(ids):
+            span = f"{ids[0]} to {ids[-1]}, {distinct} distinct of {len(ids)}" if ids else "none"
+            raise ArchsearchError(
+                f"draft token ids must be distinct and lie between 0 and {vocab_size - 1}, got"
+                f" {span}"
+            )
         self.in_features, self.out_features = hidden_size, vocab_size
         self.weight = nn.Parameter(torch.empty(len(ids), hidden_size, dtype=dtype))
         self.register_buffer("draft_token_ids", torch.tensor(ids, dtype=torch.long))
@@ -56,18 +64,6 @@ class TrimmedHead(nn.Module):
         kept = functional.linear(hidden, self.weight)
         logits = kept.new_full((*kept.shape[:-1], self.out_features), float("-inf"))
         return logits.index_copy_(-1, self.draft_token_ids, kept)
-
-
-def checked_token_ids(draft_token_ids: Sequence[int], vocab_size: int) -> list[int]:
-    """`draft_token_ids` as a sorted list. Raises ArchsearchError unless they are distinct and lie
-    inside the vocabulary."""
-    ids = sorted(int(token) for token in draft_token_ids)
-    if not ids or ids[0] < 0 or ids[-1] >= vocab_size or len(set(ids)) != len(ids):
-        span = f"{ids[0]} to {ids[-1]}, {len(set(ids))} distinct of {len(ids)}" if ids else "none"
-        raise ArchsearchError(
-            f"draft token ids must be distinct and lie between 0 and {vocab_size - 1}, got {span}"
-        )
-    return ids
 
 
 def head_token_ids(model: nn.Module) -> Tensor | None:

@@ -47,6 +47,17 @@ def native_bf16(device: torch.device) -> bool:
     return False
 
 
+def causal_mask(
+    tokens: int, keys: int, window: int | None, device: torch.device, groups: int = 1
+) -> torch.Tensor:
+    """[groups * tokens, keys], True where token i sees key j: keys - tokens + i - window < j <=
+    keys - tokens + i, for each group of queries."""
+    last = torch.arange(keys - tokens, keys, device=device).repeat(groups)[:, None]
+    at = torch.arange(keys, device=device)[None]
+    seen = at <= last
+    return seen if window is None else seen & (at > last - window)
+
+
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
     """No progress bars and no advice from transformers: what a user must know is said here in one

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from archsearch.architecture.ops import Attention
+from archsearch.models.runtime import causal_mask
 
 log = logging.getLogger(__name__)
 
@@ -253,13 +254,4 @@ def pack_groups(query: Tensor, kv_heads: int) -> Tensor:
     return query.unflatten(2, (kv_heads, groups)).permute(0, 2, 3, 1, 4).flatten(2, 3)
 
 
-@lru_cache(maxsize=64)
-def lower_right_mask(
-    tokens: int, keys: int, window: int | None, device: torch.device, groups: int = 1
-) -> Tensor:
-    """[groups * tokens, keys], True where token i sees key j: keys - tokens + i - window < j <=
-    keys - tokens + i, for each group of queries."""
-    last = torch.arange(keys - tokens, keys, device=device).repeat(groups)[:, None]
-    at = torch.arange(keys, device=device)[None]
-    seen = at <= last
-    return seen if window is None else seen & (at > last - window)
+lower_right_mask = lru_cache(maxsize=64)(causal_mask)

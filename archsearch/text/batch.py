@@ -98,7 +98,10 @@ class BatchWriter:
     ) -> Row:
         """A prompt's answer to be written; what is sampled hangs on `seed` and `place`. `begun`: an
         answer that was cut."""
-        row = Row(prompt, self._noise(seed, place))
+        row, writing = Row(prompt), self.writing
+        if writing.temperature > 0:
+            generator = torch.Generator().manual_seed((seed * 1_000_003 + place) % 2**63)
+            row.noise = torch.rand(writing.max_new_tokens, dtype=torch.float64, generator=generator)
         if begun is not None:
             row.ids, row.greedy = begun.written.tolist(), begun.greedy_ids.tolist()
             row.hidden = list(begun.hidden)
@@ -136,12 +139,6 @@ class BatchWriter:
         # `inputs`: of the chosen layers in the last passes
         with torch.inference_mode(), self.passes.attention(), kept as self.inputs:
             return self._run()
-
-    def _noise(self, seed: int, place: int) -> Tensor | None:
-        if self.writing.temperature <= 0:
-            return None
-        generator = torch.Generator().manual_seed((seed * 1_000_003 + place) % 2**63)
-        return torch.rand(self.writing.max_new_tokens, dtype=torch.float64, generator=generator)
 
     def _run(self) -> bool:
         if not self.waiting:

@@ -26,6 +26,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from archsearch.models.runtime import causal_mask
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -224,10 +226,10 @@ class _Stepping:
             for side, states in sides:
                 side[:, :, block.columns] = states[row : row + block.rows, :, 0]
             row += block.rows
-        return (keys, values) if self.together else self._stored(self.blocks[0], layer)
-
-    def _stored(self, block: Block, layer: int) -> Sides:
-        return block.columns_of(layer, slice(0, block.columns + 1))
+        block = self.blocks[0]
+        if self.together:
+            return keys, values
+        return block.columns_of(layer, slice(block.columns + 1))
 
     def attend(self, layer: int, query: Tensor, scale: float | None, window: int | None) -> Tensor:
         """[batch, heads, tokens, head_dim]"""
@@ -236,7 +238,8 @@ class _Stepping:
         found, row = [], 0
         for block, mask in zip(self.blocks, self.masks[window], strict=True):
             part = query[row : row + block.rows]
-            found.append(_attend_one(part, *self._stored(block, layer), mask, scale))
+            stored = block.columns_of(layer, slice(block.columns + 1))
+            found.append(_attend_one(part, *stored, mask, scale))
             row += block.rows
         return torch.cat(found)
 
@@ -273,8 +276,9 @@ class _Reading:
         for segment in self.segments:
             count = segment.stop - segment.start
             kind = (count, segment.stop, window)
-            if kind not in self.masks:
-                self.masks[kind] = _causal(count, segment.stop, window, query.device)
+            if kind not in self.masks:  # where torch's own causal mask says it: none
+                whole = count == segment.stop and (window is None or count <= window)
+                self.masks[kind] = None if whole else causal_mask(*kind, query.device)
             part = query[:, :, place : place + count]
             found.append(_attend_many(part, *segment.stored(layer), self.masks[kind], scale))
             place += count
@@ -357,17 +361,6 @@ def _attend_many(
     )
 
 
-def _causal(count: int, total: int, window: int | None, device: torch.device) -> Tensor | None:
-    """[count, total] bool: what the last `count` of `total` tokens see; None where torch's own
-    causal mask says it."""
-    if count == total and (window is None or total <= window):
-        return None
-    token = torch.arange(total - count, total, device=device)[:, None]
-    column = torch.arange(total, device=device)
-    seen = column <= token
-    return seen if window is None else seen & (column > token - window)
-
-
 def _attention(
     module: object,
     query: Tensor,
@@ -426,17 +419,12 @@ def takes_blocks(target: PreTrainedModel) -> bool:
     """Whether the target runs several blocks in one pass, with the states of its own attention;
     asked once per model."""
     if target not in _takes_blocks:
-        _takes_blocks[target] = _may_take_blocks(target) and _agrees(target)
+        config = target.config.get_text_config(decoder=True)
+        kinds = set(getattr(config, "layer_types", None) or ())
+        settable = getattr(target, "_can_set_attn_implementation", lambda: False)
+        plain = target.config._attn_implementation == "sdpa" and kinds <= KNOWN_LAYERS
+        _takes_blocks[target] = plain and settable() and _agrees(target)
     return _takes_blocks[target]
-
-
-def _may_take_blocks(target: PreTrainedModel) -> bool:
-    config = target.config.get_text_config(decoder=True)
-    kinds = set(getattr(config, "layer_types", None) or ())
-    settable = getattr(target, "_can_set_attn_implementation", lambda: False)
-    return (
-        target.config._attn_implementation == "sdpa" and kinds <= KNOWN_LAYERS and bool(settable())
-    )
 
 
 def _agrees(target: PreTrainedModel) -> bool:

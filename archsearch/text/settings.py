@@ -35,28 +35,16 @@ class Writing:
     seed: int = 0
     layers: tuple[int, ...] = ()
 
-    @property
-    def nucleus(self) -> bool:
-        return self.temperature > 0 and self.top_p < 1.0
-
     def to_dict(self) -> dict[str, object]:
         """What makes two texts different: the fingerprint's part. Without a nucleus `top_p` is left
         out."""
-        nucleus = {"top_p": self.top_p} if self.nucleus else {}
+        nucleus = {"top_p": self.top_p} if self.temperature > 0 and self.top_p < 1.0 else {}
         return {
             "max_new_tokens": self.max_new_tokens,
             "temperature": self.temperature,
             **nucleus,
             "seed": self.seed,
         }
-
-
-def kv_bytes_per_token(config: Any, bytes_per_value: int) -> int:
-    """Bytes of keys and values per token of one row, from a Hugging Face config."""
-    text = config.get_text_config(decoder=True)
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    return int(2 * text.num_hidden_layers * kv_heads * head_dim * bytes_per_value)
 
 
 def kv_tokens(target: PreTrainedModel) -> int:
@@ -71,7 +59,11 @@ def kv_tokens(target: PreTrainedModel) -> int:
             MOST_KV_BYTES,
             KV_SHARE["cpu"] * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         )
-    return max(1, int(room) // kv_bytes_per_token(target.config, target.dtype.itemsize))
+    text: Any = target.config.get_text_config(decoder=True)
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    each = 2 * text.num_hidden_layers * kv_heads * head_dim * target.dtype.itemsize
+    return max(1, int(room) // each)
 
 
 def prefill_tokens(target: PreTrainedModel) -> int:
