@@ -131,7 +131,7 @@ def measure(run: Path, count: int, gammas: list[int], only: list[int], out: Path
                 Variant(f"gamma {gamma}", draft, gamma)
                 for gamma in sorted({*gammas, predicted.gamma})
             ]
-            plan = Plan(trainer.model(), variants, prompts, sampling)
+            plan = Plan(trainer.loaded.model(), variants, prompts, sampling)
             results = run_plan(
                 lambda _: TransformersEngine(dtype=session.source.dtype),
                 plan,

@@ -124,7 +124,7 @@ def main() -> None:
         draft = load_draft(trained.folder, session.source.dtype)
         with ProgressLine(name) as line:
             variants = [Variant(f"gamma {gamma}", draft, gamma) for gamma in wanted]
-            plan = Plan(trainer.model(), variants, prompts, sampling)
+            plan = Plan(trainer.loaded.model(), variants, prompts, sampling)
             results = run_plan(
                 lambda _: TransformersEngine(dtype=session.source.dtype),
                 plan,

@@ -59,6 +59,7 @@ class RunTexts:
         self.target, self.prompts, self.folder = target, prompts, folder
         self.answer_tokens, self.plain_text = answer_tokens, plain_text
         self._caches: dict[str, TextCache] = {}
+        self._heldout_done = folder / "heldout" / "done.json"
         self.growth = Growth(self)
 
     def writer(self) -> Any:
@@ -167,7 +168,7 @@ class RunTexts:
         """
         from archsearch.text.generate import eos_ids
 
-        done = self.folder / "heldout" / "done.json"
+        done = self._heldout_done
         if "heldout" not in self._caches and not done.exists():
             prompts, writing = self.encode(self.prompts.heldout), Writing(self.answer_tokens)
             cache = self.answers("heldout", prompts, writing, budget_s)
@@ -187,7 +188,7 @@ class RunTexts:
     def check_prompts(self) -> None:
         """Raise ArchsearchError where held-out text was written for other prompts than are held out
         now: the file has changed, and drafts may have been trained on these."""
-        if not (self.folder / "heldout" / "done.json").exists():
+        if not self._heldout_done.exists():
             return
         now = {prompt.token_ids for prompt in self.encode(self.prompts.heldout)}
         if any(s.prompt_ids not in now for s in self.heldout().sequences):
@@ -210,7 +211,7 @@ class RunTexts:
         """The held-out text of a trace: what chooses, or all (0.1.0); None where it is
         another, or none was written."""
         traced = list(zip(trace.ids, map(len, trace.agreements), strict=True))  # ids may be empty
-        if (self.folder / "heldout" / "done.json").exists():
+        if self._heldout_done.exists():
             for cache in (self.choosing(), self.heldout()):
                 if traced == [(text.id, len(text.greedy_ids)) for text in cache.sequences]:
                     return cache

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from archsearch.models.load import LoadedTarget
-    from archsearch.text.cache import CachedSequence, TextCache
+    from archsearch.text.cache import CachedSequence
     from archsearch.text.vocabulary import DraftVocabulary
 
 
@@ -78,10 +78,6 @@ class DraftTrainer:
 
             torch.set_num_threads(threads)
 
-    def model(self, dtype: str | None = None) -> PreTrainedModel:
-        """The target in `dtype` (the run's by default)."""
-        return self.loaded.model(dtype)
-
     def source_of_weights(self) -> PreTrainedModel:
         """The target that drafts are initialised from, in the CPU's memory; in float32 where it
         runs there."""
@@ -119,16 +115,17 @@ class DraftTrainer:
             self.folder / "finalists" / f"{shape}-head{arch.head_rows}-{digest(arch.to_dict())[:6]}"
         )
 
-    def _initial(
-        self, arch: Architecture, caches: list[TextCache], seed: int
-    ) -> tuple[PreTrainedModel, DraftVocabulary | None]:
-        """The untrained draft (float32) out of the target, and the vocabulary of a trimmed head,
-        chosen once per shape."""
+    def _distilled(
+        self, arch: Architecture, config: DistillConfig, label: str
+    ) -> tuple[Any, DraftVocabulary | None, DistillResult]:
+        """The draft, initialised (float32) or as its checkpoint has it, after `config`, and the
+        vocabulary of a trimmed head, chosen once per shape."""
         import torch
 
+        from archsearch.training.distill import distill
         from archsearch.training.initialise import initialise_draft
 
-        vocabulary = None
+        caches, vocabulary = self.texts.all_training(), None
         if arch.trimmed:
             vocabulary = self.texts.vocabulary(self.draft_folder(arch), arch.head_rows)
         # [32, 64 tokens] for the statistics that narrow initialisations need
@@ -138,18 +135,8 @@ class DraftTrainer:
             arch,
             draft_token_ids=vocabulary.token_ids if vocabulary else None,
             calibration_ids=torch.stack(long).long() if long else None,
-            seed=seed,
-        )
-        return draft.to(self.device), vocabulary  # type: ignore[arg-type]
-
-    def _distilled(
-        self, arch: Architecture, config: DistillConfig, label: str
-    ) -> tuple[Any, DraftVocabulary | None, DistillResult]:
-        """The draft, initialised or as its checkpoint has it, after `config`."""
-        from archsearch.training.distill import distill
-
-        caches = self.texts.all_training()
-        draft, vocabulary = self._initial(arch, caches, config.seed)
+            seed=config.seed,
+        ).to(self.device)  # type: ignore[arg-type]
         with ProgressLine(f"train {label or arch.label()}") as line:
             result = distill(
                 draft,
@@ -183,7 +170,7 @@ class DraftTrainer:
         marks = (tokens // 4, tokens // 2)
         config = DistillConfig(limit_s, None, tokens, seed=seed, anneal=0.0, evaluate_at=marks)
         _, _, result = self._distilled(arch, config, label)
-        looks = [point for point in result.alpha_curve if point.weights == "average"]
+        looks = result.trunk
         short = ShortTraining(
             arch,
             result.tokens,
@@ -249,11 +236,10 @@ class DraftTrainer:
                 "loss_curve": [[point.seconds, point.value] for point in result.loss_curve],
             },
         )
-        looks = [point for point in result.alpha_curve if point.weights == "average"]
         return replace(
             trained_draft(arch, folder, trace),
             tokens=result.tokens,
-            points=tuple((point.tokens, point.value) for point in looks),
+            points=tuple((point.tokens, point.value) for point in result.trunk),
             stopped=result.stopped,
         )
 

@@ -257,7 +257,7 @@ class Bench:
 
     def target(self, dtype: str) -> ModelSource:
         if self.inside:
-            return self.trainer.model(dtype)
+            return self.trainer.loaded.model(dtype)
         return engine_target(self.session.target, self.name, dtype)
 
     def draft(self, source: ModelSource, dtype: str) -> ModelSource:

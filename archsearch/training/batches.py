@@ -186,7 +186,8 @@ _RANDOM_NEGATIVES: Final = 512
 
 class Teacher:
     """`head` [rows, target hidden]: the target's, float32, on the draft's device; `index_of`
-    [vocab]: the row of every token, -100 where the draft has none. Raises ArchsearchError for a
+    [vocab]: the row of every token, -100 where the draft has none; `frequent`: of a long head, the
+    rows that the target writes most. Raises ArchsearchError for a
     draft of another vocabulary than the text's."""
 
     def __init__(
@@ -208,16 +209,11 @@ class Teacher:
         self.index_of[places if self.kept is None else self.kept] = places
         self.frequent = None
         if self.rows > _FULL_HEAD_LIMIT:
-            self.frequent = self._frequent(sequences)[:shortlist]
-
-    def _frequent(self, sequences: Sequence[CachedSequence]) -> Tensor:
-        """Rows of the draft's head, those first that the target writes most."""
-        counts = torch.zeros(self.index_of.shape[0], dtype=torch.long)
-        for sequence in sequences:
-            counts += torch.bincount(sequence.written, minlength=counts.shape[0])
-        order = counts.argsort(descending=True, stable=True).to(self.index_of.device)
-        rows = self.index_of[order]
-        return rows[rows >= 0]
+            counts = torch.zeros(vocab, dtype=torch.long)
+            for sequence in sequences:
+                counts += torch.bincount(sequence.written, minlength=vocab)
+            rows = self.index_of[counts.argsort(descending=True, stable=True).to(weight.device)]
+            self.frequent = rows[rows >= 0][:shortlist]
 
     def logits(self, hidden: Tensor, rows: Tensor | None = None) -> Tensor:
         """[n, rows]: of the target's states `hidden` [n, target hidden]."""

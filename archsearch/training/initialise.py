@@ -64,7 +64,7 @@ def initialise_draft(
     target_model: PreTrainedModel,
     arch: Architecture,
     *,
-    draft_token_ids: Sequence[int] | Tensor | None = None,
+    draft_token_ids: Sequence[int] | None = None,
     calibration_ids: Tensor | None = None,
     seed: int = 0,
 ) -> PreTrainedModel:
@@ -79,28 +79,25 @@ def initialise_draft(
     target_arch = from_hf_config(target_model.config.to_dict())
     _check(target_model, target_arch, arch)
     arch = arch.replace(rope_theta=target_arch.rope_theta)
-    if isinstance(draft_token_ids, Tensor):
-        draft_token_ids = draft_token_ids.tolist()
-    config = target_model.config
-    names = "bos_token_id eos_token_id pad_token_id rms_norm_eps rope_parameters hidden_act"
-    found = [name for name in (*names.split(), "initializer_range") if hasattr(config, name)]
-    inherited = {name: getattr(config, name) for name in found}
+    config, tokens = target_model.config, ("bos_token_id", "eos_token_id", "pad_token_id")
+    names = (*tokens, "rms_norm_eps", "rope_parameters", "hidden_act", "initializer_range")
+    inherited = {name: getattr(config, name) for name in names if hasattr(config, name)}
     with cheap_initialisation():
         draft = build_draft(arch, torch.float32, draft_token_ids, seed, **inherited)
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+    for name in tokens:
         setattr(draft.generation_config, name, getattr(target_model.generation_config, name))
     random = torch.Generator().manual_seed(seed)
     layers = choose_layers(arch.num_hidden_layers, target_arch.num_hidden_layers)
     with torch.no_grad():
         old, new = target_arch.hidden_size, arch.hidden_size
-        rotation = None
+        rotation, used = None, sorted({layer for layer in layers if layer is not None})
         if new < old:
-            moment = residual_moment(target_model, layers, calibration_ids)
+            moment = residual_moment(target_model, used, calibration_ids)
             _, vectors = torch.linalg.eigh(moment)  # ascending eigenvalues
             rotation = vectors[:, -new:].flip(1).float()
         width = _Width(old, new, rotation, random)
         fewer = arch.intermediate_size < target_arch.intermediate_size
-        energy = ffn_energy(target_model, layers, calibration_ids) if fewer else {}
+        energy = ffn_energy(target_model, used, calibration_ids) if fewer else {}
         _fill_ends(target_model, draft, width)
         for index, source in enumerate(layers):
             block = draft.model.layers[index]
@@ -202,7 +199,7 @@ class _Width:
 
 
 def residual_moment(
-    target_model: PreTrainedModel, layers: Sequence[int | None], calibration_ids: Tensor | None
+    target_model: PreTrainedModel, layers: Sequence[int], calibration_ids: Tensor | None
 ) -> Tensor:
     """Second moment [d, d], float64, of the normalised residual stream where the chosen layers and
     the head read it."""
@@ -215,28 +212,28 @@ def residual_moment(
         moment.add_((flat.T @ flat).double())
 
     if calibration_ids is None:
-        add(_weight(target_model.get_input_embeddings()))
+        add(target_model.model.embed_tokens.weight)
         return moment
     model = target_model.model
     norms: list[nn.Module] = [model.norm]
-    for layer in sorted({index for index in layers if index is not None}):
+    for layer in layers:
         norms += [model.layers[layer].input_layernorm, model.layers[layer].post_attention_layernorm]
-    with hooked(
-        [norm.register_forward_pre_hook(lambda _, inputs: add(inputs[0])) for norm in norms]
-    ):
-        for rows in calibration_ids.split(8):
-            model(rows, use_cache=False)
+    hooks = [norm.register_forward_pre_hook(lambda _, inputs: add(inputs[0])) for norm in norms]
+    _read(target_model, calibration_ids, hooks)
     return moment
 
 
-def _weight(module: Any) -> Tensor:
-    return module.weight
+def _read(target_model: PreTrainedModel, calibration_ids: Tensor, hooks: Sequence[object]) -> None:
+    """Run the text through the target, watched by `hooks`."""
+    with hooked(hooks):
+        for rows in calibration_ids.split(8):
+            target_model.model(rows, use_cache=False)
 
 
 def _fill_ends(target_model: PreTrainedModel, draft: PreTrainedModel, width: _Width) -> None:
     """Embedding, final norm and head."""
-    embedding = _weight(target_model.get_input_embeddings()).float()
-    head = _weight(target_model.get_output_embeddings()).float()
+    embedding = target_model.model.embed_tokens.weight.float()
+    head = target_model.lm_head.weight.float()
     norm = target_model.model.norm.weight.float()
     draft.model.embed_tokens.weight.copy_(width.produce(embedding.T).T)
     if draft.config.tie_word_embeddings:
@@ -410,7 +407,7 @@ def _fit_values(
 
 
 def ffn_energy(
-    target_model: PreTrainedModel, layers: Sequence[int | None], calibration_ids: Tensor | None
+    target_model: PreTrainedModel, layers: Sequence[int], calibration_ids: Tensor | None
 ) -> dict[int, Tensor]:
     """Sum of squares [intermediate] of each FFN channel's activation on the text, per chosen layer;
     {} without text."""
@@ -426,9 +423,7 @@ def ffn_energy(
         down = target_model.model.layers[layer].mlp.down_proj
         return down.register_forward_pre_hook(lambda module, inputs: add(layer, inputs[0]))
 
-    with hooked([hook(layer) for layer in {index for index in layers if index is not None}]):
-        for rows in calibration_ids.split(8):
-            target_model.model(rows, use_cache=False)
+    _read(target_model, calibration_ids, [hook(layer) for layer in layers])
     return sums
 
 

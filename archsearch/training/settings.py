@@ -129,3 +129,8 @@ class DistillResult:
     kept: CurvePoint
     stopped: str
     epoch_tokens: int
+
+    @property
+    def trunk(self) -> list[CurvePoint]:
+        """The looks at the running mean."""
+        return [point for point in self.alpha_curve if point.weights == "average"]

@@ -102,7 +102,7 @@ def test_early_exits_are_measured_elsewhere(folder: Path) -> None:
 
     here = trainer(folder, "exits", "cpu")
     texts = here.texts.heldout().sequences
-    want = exit_traces(here.model(), texts, [1], end_ids=[0])
+    want = exit_traces(here.loaded.model(), texts, [1], end_ids=[0])
     with second_device() as device:
         assert exit_traces(here.loaded.model(device=device), texts, [1], end_ids=[0])[1].agreements[
             0

@@ -108,7 +108,7 @@ class Eagle3Head(nn.Module):
                 embedded = self.embedding(_rows_of(rows.next_ids, known))
             angles = self.rotary(x, rows.starts + step)
             for layer, seen in zip(layers, memory, strict=True):
-                seen.add(*layer.keys_values(x, embedded, angles))
+                seen.own.append(layer.keys_values(x, embedded, angles))
                 x = layer(x, embedded, angles, seen, rows.starts)
             yield self.norm(x)
 
@@ -131,9 +131,6 @@ class _Memory:
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self.keys, self.values = keys, values
         self.own: list[tuple[Tensor, Tensor]] = []
-
-    def add(self, keys: Tensor, values: Tensor) -> None:
-        self.own.append((keys, values))
 
 
 class _Layer(nn.Module):

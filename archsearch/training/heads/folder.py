@@ -62,8 +62,7 @@ def save_eagle3(head: Eagle3Head, folder: Path, target: Mapping[str, object]) ->
     tensors = {name: tensor.detach().float() for name, tensor in head.saved().items()}
     sizes, mask = (len(kept), head.target_hidden_size), head.mask_token_id
     config = _llama_fields(head.config) | feature_fields("eagle3", *sizes, head.aux_layers, mask)
-    config |= {"torch_dtype": "float32", "archsearch": {"target": target}}
-    _write(folder, config, tensors | head_maps(kept, head.config.vocab_size))
+    _write(folder, config, tensors | head_maps(kept, head.config.vocab_size), target=target)
 
 
 def head_maps(kept: Tensor, vocab_size: int) -> dict[str, Tensor]:
@@ -102,16 +101,15 @@ def save_medusa(
         for j, block in enumerate(blocks)
     }
     tensors["lm_head.weight"] = padded_head(heads.lm_head, mean_state).float()
-    config = medusa_fields(heads.hidden_size, heads.vocab_size, heads.gamma, 1, True) | {
-        "medusa_fc_bias": False,
-        "torch_dtype": "float32",
-        "archsearch": {"target": target, "draft_token_ids": kept.tolist()},
-    }
-    _write(folder, config, tensors)
+    config = medusa_fields(heads.hidden_size, heads.vocab_size, heads.gamma, 1, True)
+    config |= {"medusa_fc_bias": False}
+    _write(folder, config, tensors, target=target, draft_token_ids=kept.tolist())
 
 
-def _write(folder: Path, config: dict[str, object], tensors: dict[str, Tensor]) -> None:
-    write_json(folder / "config.json", config)
+def _write(
+    folder: Path, config: dict[str, object], tensors: dict[str, Tensor], **own: object
+) -> None:
+    write_json(folder / "config.json", config | {"torch_dtype": "float32", "archsearch": own})
     write_weights(folder, tensors)
 
 
