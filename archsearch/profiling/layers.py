@@ -37,7 +37,7 @@ def _cache(model: Any, batch: int, context: int) -> Any:
     tokens back. One token is run and repeated: what a pass takes does not depend on its values."""
     from transformers import DynamicCache
 
-    cache = DynamicCache(config=model.config)
+    cache: Any = DynamicCache(config=model.config)
     for layer in cache.layers:
         if hasattr(layer, "activate_past_recording"):
             layer.activate_past_recording()
