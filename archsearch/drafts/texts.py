@@ -168,20 +168,17 @@ class RunTexts:
         """
         from archsearch.text.generate import eos_ids
 
-        done = self._heldout_done
-        if "heldout" not in self._caches and not done.exists():
+        if "heldout" not in self._caches and not self._heldout_done.exists():
             prompts, writing = self.encode(self.prompts.heldout), Writing(self.answer_tokens)
             cache = self.answers("heldout", prompts, writing, budget_s)
-            write_json(done, {"tokens": cache.written_tokens})
+            write_json(self._heldout_done, {"tokens": cache.written_tokens})
             self._caches["heldout"] = cache
-            ends, most = eos_ids(self.target.model(), self.target.tokenizer), self.answer_tokens
-            cut = sum(
-                len(s.written) < most and int(s.token_ids[-1]) not in ends for s in cache.sequences
-            )
+            ends = eos_ids(self.target.model(), self.target.tokenizer)
+            cut = sum(not s.ended(self.answer_tokens, ends) for s in cache.sequences)
             if 2 * cut > len(cache.sequences):
                 say(
-                    f"time cut {cut} of {len(cache.sequences)} held-out answers short: alpha is"
-                    " that of beginnings, mostly too high; search anew with a larger --time-budget"
+                    f"time cut {cut} of {len(cache.sequences)} held-out answers short: alpha,"
+                    " of beginnings, is mostly too high; search anew with a larger --time-budget"
                 )
         return self._read("heldout")
 

@@ -34,7 +34,7 @@ def build_model(arch: Architecture, pool: WeightPool) -> Any:
 
 def _cache(model: Any, batch: int, context: int) -> Any:
     """The cache assisted generation uses: sliding layers keep enough of the past to take rejected
-    tokens back. One token is run and repeated: what a pass takes does not depend on its values."""
+    tokens back. One token is run and repeated: a pass takes as long (seen on a CPU only)."""
     from transformers import DynamicCache
 
     cache: Any = DynamicCache(config=model.config)

@@ -40,7 +40,7 @@ IDLE_SHARE: Final = 0.125
 # A row joins a block from this share of the block's columns on, at the middle of the answers.
 SIMILAR: Final = 0.8
 LEAST_ROWS: Final = 8  # a smaller block joins another: each takes its own calls
-STEPS: Final = 3  # of a batch, before what they take is known
+STEPS: Final = 3  # of a batch before their seconds count; assumed
 # Of the time left until a deadline: more is not spent on reading before something is written.
 READ_SHARE: Final = 1 / 3
 WRITES: Final = "writes"
@@ -133,8 +133,8 @@ class BatchWriter:
         self.written = self.done = self.ended_tokens = 0
         self.begin = time.monotonic()
         self.step_s: dict[int, float] = {}  # the last step, by its rows
-        self.stepped, self.chosen = 0, 0.0  # steps since rows came in; when tokens were chosen
-        self.read_s = 0.0  # of one row, at the last reading
+        self.stepped, self.chosen = 0, 0.0  # steps since rows came; when tokens were chosen
+        self.read_s = 0.0  # a row's, when last read
         kept = layer_inputs(self.target, self.writing.layers)
         # `inputs`: of the chosen layers in the last passes
         with torch.inference_mode(), self.passes.attention(), kept as self.inputs:
@@ -186,9 +186,9 @@ class BatchWriter:
 
     def _finishing(self) -> int:
         """How many more answers are begun: those that should end by the deadline, by the seconds of
-        a step and of each of its rows; beginnings are easier to draft than what follows. A few at
-        first, to learn them. Where a step's own seconds alone take half of the time, what the first
-        third of it reads."""
+        a step and of each of its rows, which a few tell first; beginnings are easier to draft than
+        what follows. Where a step's own seconds take half of the time, what its first third reads.
+        Assumed: half, third, and that steps stay as quick; as caches grow, some may be cut."""
         if self.deadline is None:
             return self.most_rows
         if self.stepped < STEPS and (self.live or not self.step_s):
@@ -214,12 +214,8 @@ class BatchWriter:
     def _room_to_refill(self) -> bool:
         """Whether so many rows can come in that a pass over their prompts pays."""
         live = self.live
-        if not self.waiting:
-            return False
-        if not live:
-            return self._fitting() > 0
         least = min(len(self.waiting), max(1.0, IDLE_SHARE * live))
-        return self.most_rows - live >= least and self._fitting() >= least
+        return 0 < least <= self.most_rows - live and self._fitting() >= least
 
     def _capacity(self, group: Sequence[Row]) -> int:
         """Columns of a block: the longest row, and what the least written one has still to write
@@ -395,7 +391,7 @@ class BatchWriter:
             probs = warped_probs(logits, writing.temperature, writing.top_p)
             chosen = draw(probs, noise.to(logits.device))
         tokens = zip(self.alive, chosen.tolist(), greedy.tolist(), strict=True)
-        if self.stepped:  # rows only leave until others come in: what more of them took is old
+        if self.stepped:  # rows leave until others come in: what more took is old
             self.step_s = {n: s for n, s in self.step_s.items() if n < len(self.alive)}
             self.step_s[len(self.alive)] = time.monotonic() - self.chosen
         for slot, (row, token, best) in enumerate(tokens):

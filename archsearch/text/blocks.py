@@ -226,9 +226,9 @@ class _Stepping:
             for side, states in sides:
                 side[:, :, block.columns] = states[row : row + block.rows, :, 0]
             row += block.rows
-        block = self.blocks[0]
         if self.together:
             return keys, values
+        block = self.blocks[0]
         return block.columns_of(layer, slice(block.columns + 1))
 
     def attend(self, layer: int, query: Tensor, scale: float | None, window: int | None) -> Tensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -62,6 +62,10 @@ class CachedSequence:
     @property
     def prompt_ids(self) -> tuple[int, ...]:
         return tuple(self.token_ids[: self.prompt_tokens].tolist())
+
+    def ended(self, most: int, ends: Collection[int]) -> bool:
+        """Whether `most` tokens are written, or one of `ends`."""
+        return len(self.written) >= most or int(self.token_ids[-1]) in ends
 
     def __len__(self) -> int:
         return int(self.token_ids.shape[0])

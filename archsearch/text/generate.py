@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -103,12 +104,8 @@ def write_answers(
                 store(number, row.sequence(), False)
         return finished
 
-    def ended(sequence: CachedSequence) -> bool:
-        return (
-            len(sequence.written) >= writing.max_new_tokens or int(sequence.token_ids[-1]) in ends
-        )
-
     settings = {"kind": "written", **writing.to_dict()}
+    ended = partial(CachedSequence.ended, most=writing.max_new_tokens, ends=ends)
     job = CacheJob(Path(cache_dir), target, head, encoded, settings, write, ended, writing.layers)
     return make_cache(job, begin, budget_s, progress)
 

@@ -96,9 +96,9 @@ class Lengths:
 
     def quantiles(self, shares: np.ndarray) -> np.ndarray:
         """Of shares of the requests, in any shape, over the mean."""
-        flat = np.ravel(shares)  # all that numpy takes with weights
+        flat = shares.ravel()  # all that numpy takes with weights
         found = np.quantile(self.values, flat, weights=self.weights, method="inverted_cdf")
-        return np.reshape(found, np.shape(shares)) / self.mean
+        return found.reshape(shares.shape) / self.mean
 
     @classmethod
     def _log_normal(cls, mean: float, std: float, what: str) -> Lengths:

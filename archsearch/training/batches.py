@@ -187,8 +187,8 @@ _RANDOM_NEGATIVES: Final = 512
 class Teacher:
     """`head` [rows, target hidden]: the target's, float32, on the draft's device; `index_of`
     [vocab]: the row of every token, -100 where the draft has none; `frequent`: of a long head, the
-    rows that the target writes most. Raises ArchsearchError for a
-    draft of another vocabulary than the text's."""
+    rows that the target writes most. Raises ArchsearchError for a draft of another vocabulary than
+    the text's."""
 
     def __init__(
         self, draft: Any, cache: TextCache, sequences: Sequence[CachedSequence], shortlist: int

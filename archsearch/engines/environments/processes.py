@@ -318,9 +318,13 @@ def remove_broken(inside: Path, known: Recipe, log: Log) -> None:
             f"import importlib.util as u, sys; sys.exit(0 if u.find_spec({name!r}) is None else"
             f" __import__({name!r}) is None)"
         )
-        options: dict[str, Any] = {"capture_output": True, "timeout": CHECK_TIMEOUT_S}
-        command = [str(inside), "-c", program]
-        if subprocess.run(command, env=clean_environment(), **options).returncode:
+        answer = subprocess.run(
+            [str(inside), "-c", program],
+            capture_output=True,
+            timeout=CHECK_TIMEOUT_S,
+            env=clean_environment(),
+        )
+        if answer.returncode:
             broken.append(name)
     if broken:
         command = [*_pip(inside, "uninstall --yes"), *broken]

@@ -37,7 +37,7 @@ CASES: Final[tuple[Case, ...]] = (
     (0, 0),
     *((gamma, layers) for gamma in GAMMAS for layers in DRAFT_LAYERS),
 )
-CONTEXT: Final = 64  # each of 27 answers reads it again
+CONTEXT: Final = 64  # 128 before; not shown equal
 TOKENS: Final = 20
 ATTEMPTS: Final = 2
 SMALLEST_STD_S: Final = 1e-6  # no clock and no probe is surer of a difference
@@ -152,7 +152,8 @@ def measured_rows(
     rounds: int,
     progress: Progress = silent,
 ) -> list[Measurement]:
-    """`measure_overhead` with its `measure` of a case, and what makes a row of that."""
+    """A row for each of CASES that noise alone explains, `measure`d `rounds` times in turn; the
+    others get a second chance."""
     rows: dict[Case, Measurement] = {}
     todo: list[Case] = list(CASES)
     for attempt in range(ATTEMPTS):

@@ -132,9 +132,9 @@ def measure_rounds(
             engine = asked.engine(dict(case.options))
             version = version or engine.version
             options = tuple(sorted({**asked.recorded, **dict(case.options)}.items()))
-            where = (1, asked.context, asked.tensor_parallel)
-            what = (asked.architecture, case.draft, case.gamma)
-            shape = RoundShape(engine.name, version, options, *what, *where)
+            context, ranks = asked.context, asked.tensor_parallel
+            drafted = asked.architecture, case.draft, case.gamma
+            shape = RoundShape(engine.name, version, options, *drafted, 1, context, ranks)
             if freeze_shape(shape.to_dict()) in asked.known:
                 continue
             row = _run(asked, case, engine, shape)

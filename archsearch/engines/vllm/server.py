@@ -175,11 +175,9 @@ class VllmServerEngine:
                 "a server is given a model folder or a hub id, not a loaded model"
             )
         option = "--server-url" if draft is not None else "--baseline-url"
-        url = (
-            self.settings.server_url
-            if draft is not None
-            else self.settings.baseline_url or self.settings.server_url
-        )
+        url = self.settings.server_url
+        if draft is None:
+            url = self.settings.baseline_url or url
         if url is None:
             raise ArchsearchError(
                 f"no server is named; give its address with {option}, as in {option}"
