@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from archsearch.models.load import LoadedTarget
     from archsearch.text.cache import CachedSequence
     from archsearch.text.vocabulary import DraftVocabulary
+    from archsearch.training.initialise import Observed
 
 
 ANSWER_TOKENS: Final = 96
@@ -73,6 +74,7 @@ class DraftTrainer:
         self.loaded, self.prompts, self.folder = loaded, prompts, folder
         self.target, self.device = loaded.ref, loaded.device
         self.texts = RunTexts(loaded, prompts, folder, answer_tokens, plain_text)
+        self._observed: dict[tuple[int, ...], Observed] = {}
         if threads is not None:
             import torch
 
@@ -136,6 +138,7 @@ class DraftTrainer:
             draft_token_ids=vocabulary.token_ids if vocabulary else None,
             calibration_ids=torch.stack(long).long() if long else None,
             seed=config.seed,
+            observed=self._observed,
         ).to(self.device)  # type: ignore[arg-type]
         with ProgressLine(f"train {label or arch.label()}") as line:
             result = distill(

@@ -19,8 +19,9 @@ Larger shapes get channels that change nothing at first (zero on the way out) an
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -67,12 +68,14 @@ def initialise_draft(
     draft_token_ids: Sequence[int] | None = None,
     calibration_ids: Tensor | None = None,
     seed: int = 0,
+    observed: dict[tuple[int, ...], Observed] | None = None,
 ) -> PreTrainedModel:
     """A draft of shape `arch` with weights made from `target_model`'s, in float32 and eval mode.
 
     `draft_token_ids`: the tokens a trimmed head keeps. `calibration_ids` [sequences, tokens]: text
-    on which the residual stream is observed when the draft is narrower than the target; without it
-    the token embeddings stand in. rope_theta and the special tokens are the target's. Raises
+    on which the target is observed when the draft is narrower; without it its token embeddings are.
+    `observed`: on this text, by the layers that drafts are made of; what is new is added.
+    rope_theta and the special tokens are the target's. Raises
     ArchsearchError for a target that is not Llama-like, a draft of another kind or another
     vocabulary.
     """
@@ -91,13 +94,14 @@ def initialise_draft(
     with torch.no_grad():
         old, new = target_arch.hidden_size, arch.hidden_size
         rotation, used = None, sorted({layer for layer in layers if layer is not None})
-        if new < old:
-            moment = residual_moment(target_model, used, calibration_ids)
-            _, vectors = torch.linalg.eigh(moment)  # ascending eigenvalues
-            rotation = vectors[:, -new:].flip(1).float()
+        energy: dict[int, Tensor] = {}
+        if new < old or arch.intermediate_size < target_arch.intermediate_size:
+            observed, chosen = {} if observed is None else observed, tuple(used)
+            if chosen not in observed:
+                observed[chosen] = observe(target_model, used, calibration_ids)
+            vectors, energy = observed[chosen]
+            rotation = vectors[:, -new:].flip(1).float() if new < old else None
         width = _Width(old, new, rotation, random)
-        fewer = arch.intermediate_size < target_arch.intermediate_size
-        energy = ffn_energy(target_model, used, calibration_ids) if fewer else {}
         _fill_ends(target_model, draft, width)
         for index, source in enumerate(layers):
             block = draft.model.layers[index]
@@ -198,36 +202,44 @@ class _Width:
         return rows
 
 
-def residual_moment(
+Observed = tuple[Tensor, dict[int, Tensor]]
+"""Directions [d, d], float64, of the normalised residual stream where the chosen layers and the
+head read it: eigenvectors of its second moment, weakest first. By layer the sum of squares
+[intermediate] of each FFN channel's activation; {} without text."""
+
+
+def observe(
     target_model: PreTrainedModel, layers: Sequence[int], calibration_ids: Tensor | None
-) -> Tensor:
-    """Second moment [d, d], float64, of the normalised residual stream where the chosen layers and
-    the head read it."""
-    hidden = target_model.config.hidden_size
+) -> Observed:
+    """What the target does on a text, or on its token embeddings."""
+    hidden, model = target_model.config.hidden_size, target_model.model
     moment = torch.zeros(hidden, hidden, dtype=torch.float64)
+    energy: dict[int, Tensor] = {}
 
     def add(states: Tensor) -> None:
         flat = states.detach().reshape(-1, hidden).float()
         flat = flat / flat.square().mean(1, keepdim=True).clamp_min(1e-12).sqrt()
         moment.add_((flat.T @ flat).double())
 
+    def add_energy(layer: int, states: Tensor) -> None:
+        square = states.detach().float().square().reshape(-1, states.shape[-1]).sum(0)
+        energy[layer] = energy[layer] + square if layer in energy else square
+
+    def watch(module: nn.Module, of: Callable[[Tensor], None]) -> object:
+        return module.register_forward_pre_hook(lambda _, inputs: of(inputs[0]))
+
     if calibration_ids is None:
-        add(target_model.model.embed_tokens.weight)
-        return moment
-    model = target_model.model
-    norms: list[nn.Module] = [model.norm]
-    for layer in layers:
-        norms += [model.layers[layer].input_layernorm, model.layers[layer].post_attention_layernorm]
-    hooks = [norm.register_forward_pre_hook(lambda _, inputs: add(inputs[0])) for norm in norms]
-    _read(target_model, calibration_ids, hooks)
-    return moment
-
-
-def _read(target_model: PreTrainedModel, calibration_ids: Tensor, hooks: Sequence[object]) -> None:
-    """Run the text through the target, watched by `hooks`."""
-    with hooked(hooks):
-        for rows in calibration_ids.split(8):
-            target_model.model(rows, use_cache=False)
+        add(model.embed_tokens.weight)
+    else:
+        hooks = [watch(model.norm, add)]
+        for layer in layers:
+            block = model.layers[layer]
+            hooks += [watch(block.input_layernorm, add), watch(block.post_attention_layernorm, add)]
+            hooks.append(watch(block.mlp.down_proj, partial(add_energy, layer)))
+        with hooked(hooks):
+            for rows in calibration_ids.split(8):
+                model(rows, use_cache=False)
+    return torch.linalg.eigh(moment)[1], energy
 
 
 def _fill_ends(target_model: PreTrainedModel, draft: PreTrainedModel, width: _Width) -> None:
@@ -404,27 +416,6 @@ def _fit_values(
     new_out = left @ (u[:, :draft_dim] * root)
     new_value = (root[:, None] * vh[:draft_dim]) @ right.T
     return new_value, list(new_out.split(outs[0].shape[0]))
-
-
-def ffn_energy(
-    target_model: PreTrainedModel, layers: Sequence[int], calibration_ids: Tensor | None
-) -> dict[int, Tensor]:
-    """Sum of squares [intermediate] of each FFN channel's activation on the text, per chosen layer;
-    {} without text."""
-    sums: dict[int, Tensor] = {}
-    if calibration_ids is None:
-        return sums
-
-    def add(layer: int, states: Tensor) -> None:
-        square = states.detach().float().square().reshape(-1, states.shape[-1]).sum(0)
-        sums[layer] = sums[layer] + square if layer in sums else square
-
-    def hook(layer: int) -> object:
-        down = target_model.model.layers[layer].mlp.down_proj
-        return down.register_forward_pre_hook(lambda module, inputs: add(layer, inputs[0]))
-
-    _read(target_model, calibration_ids, [hook(layer) for layer in layers])
-    return sums
 
 
 def _fill_mlp(

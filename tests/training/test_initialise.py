@@ -94,6 +94,18 @@ def test_narrower_is_nearer_with_more_channels() -> None:
     assert errors[1] < errors[0]
 
 
+def test_a_text_is_read_once_for_drafts_of_the_same_layers() -> None:
+    target, observed, reads = random_target(), {}, []
+    target.model.register_forward_hook(lambda *_: reads.append(1))
+    for hidden_size, layers, passes in ((8, 2, 1), (28, 2, 0), (28, 1, 1), (8, 2, 0)):
+        shape = {"hidden_size": hidden_size, "num_hidden_layers": layers, "intermediate_size": 32}
+        arch = TARGET.replace(**shape)
+        draft = initialise_draft(target, arch, calibration_ids=IDS, observed=observed)
+        assert len(reads) == passes
+        close(logits(draft), logits(initialise_draft(target, arch, calibration_ids=IDS)), 1e-6)
+        reads.clear()
+
+
 @pytest.mark.parametrize(
     "changes",
     [
