@@ -114,6 +114,9 @@ def fastest_lines(reading: Reading, dtype: str) -> list[str]:
     best = next((way for way in own if way.measured), own[0])
     none = best.measured and not best.drafter and best is own[0]
     start = "No draft is faster than none" if none else f"Fastest{' measured' * best.measured}"
+    low = best.tokens_per_s.interval[0]
+    if best.measured and any(w.measured and low < w.tokens_per_s.value for w in own if w != best):
+        start = "Too close to call"
     words, rate = f"{start} in {dtype} here: {way_words(best)} tokens/s", best.tokens_per_s.value
     if best.drafter and best.same is not None:
         words += f", {best.same.words(' of ')} answers the target's own"

@@ -63,6 +63,16 @@ def test_the_fastest_way_may_be_without_a_draft() -> None:
     )
 
 
+def test_a_draft_whose_error_holds_the_next_way_is_not_called_the_fastest() -> None:
+    line, others = lines(ran("transformers", 17.6, 18.5), QUICK, predicted=(VLLM,))
+    assert line.startswith("No draft is faster than none")
+    line, others = lines(ran("transformers", 17.6, 18.5), predicted=(VLLM,))
+    assert line.startswith(
+        "Too close to call in float32 here: transformers with rank 1 at gamma 3: 18.5 tokens/s"
+    )
+    assert "transformers alone: 17.6" in others
+
+
 def test_another_precision_is_another_model_and_named_where_it_is_faster() -> None:
     """The only engine in the run's precision too: what is thrice as fast is worth a line."""
     line, others = lines(SLOW, ran("llama.cpp", 60.0, 40.0, "q8_0"))
