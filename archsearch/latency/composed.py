@@ -177,11 +177,6 @@ class ComposedPass:
             for model, its in wanted.values():
                 model.prepare(its, True)
 
-    def knows(self, ops: PassOps) -> bool:
-        """Whether all kernels of a pass were asked for before."""
-        counts = ((False, ops.in_layers), (True, ops.outside))
-        return all((op, outside) in self._known for outside, part in counts for op in part)
-
     def _answer(self, op: Op, ops: PassOps, outside: bool = False) -> tuple[float, float]:
         """Seconds and relative std of one kernel of `ops`; of a grid's arrays, without std."""
         found = self._known.get((op, outside))
@@ -213,11 +208,11 @@ class ComposedPass:
     ) -> PassOps:
         """What one step of `arch` over all `parts` runs; `choose`: with the choice of the next
         tokens."""
-        total = sum(part.batch * part.tokens for part in parts)
-        alone = total > 1 and sum(part.batch for part in parts) == 1
-        if arch.num_experts and arch.routing_skew is None and alone:
-            # tokens of one text choose evenly (`experts.ROUTING_SKEW`)
-            arch = arch.replace(routing_skew=0.0)
+        if arch.num_experts and arch.routing_skew is None:
+            total = sum(part.batch * part.tokens for part in parts)
+            if total > 1 and sum(part.batch for part in parts) == 1:
+                # tokens of one text choose evenly (`experts.ROUTING_SKEW`)
+                arch = arch.replace(routing_skew=0.0)
         return model_pass(arch, parts, ranks=ranks, fused=self.mode == "graph", choose=choose)
 
     def step_s(

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.grid import Pass, ShapeGrid
+from archsearch.architecture.grid import Pass, ShapeGrid, sizes
 from archsearch.architecture.ops import Part, PassOps
 from archsearch.drafters.drafter import Draft, Drafter, RoundPlan, RoundRows
 from archsearch.engine_facts import EngineFacts
 from archsearch.engine_rounds import EngineRounds
-from archsearch.estimate import Estimate, Numbers
+from archsearch.estimate import Array, Estimate, Many, Numbers
 from archsearch.latency.drafted import NOTHING_S, DrafterRounds, rows_of
 from archsearch.latency.rounds import (
     Passes,
@@ -22,6 +24,7 @@ from archsearch.latency.rounds import (
     extra_s,
     free_layers,
     in_a_row,
+    mean_rounds,
     plain_step,
     round_time,
     summed,
@@ -86,11 +89,9 @@ class LatencyOfRounds:
 
     def first_tokens(self: Any, gamma: int) -> int:
         """Tokens per sequence in the first pass of a draft in a round."""
-        return int(
-            self.rounds.costs.first_pass_tokens(gamma)
-            if self.rounds is not None
-            else self.facts.first_tokens(gamma)
-        )
+        known = self.rounds.costs.first_pass_tokens if self.rounds else self.facts.first_tokens
+        tokens: int = known(gamma)
+        return tokens
 
     def added_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """What the engine was measured to add to a round; nothing where its host is modelled, or
@@ -129,6 +130,44 @@ class LatencyOfRounds:
             )
         return summed(
             self.draft_s(draft, workload, gamma), verify, self.added_s(target, workload, gamma)
+        )
+
+    def rounds_s(
+        self: Any, target: Architecture, draft: Draft, workload: Workload, gammas: Sequence[int]
+    ) -> Array:
+        """Seconds of the rounds of many gammas, [gammas], without std."""
+        verify = {gamma: self.verify_s(target, workload, gamma) for gamma in gammas}
+        if not isinstance(draft, Drafter):
+            found = self._model_rounds_s(target, draft, workload, verify)
+        else:
+            found = DrafterRounds(self, target, draft, workload).means_s(verify)
+        if found is not None:
+            return found
+        each = (self.round(target, draft, workload, *known) for known in verify.items())
+        return np.array([time.round_s.value for time in each])
+
+    def _model_rounds_s(
+        self: Any,
+        target: Architecture,
+        draft: Architecture,
+        workload: Workload,
+        verify_s: Mapping[int, Estimate],
+    ) -> Array | None:
+        """`rounds_s` of a model; None where passes are not composed of kernels, or experts are
+        touched."""
+        passes, gammas = getattr(self.drafts, "composed_", None), sizes(list(verify_s))
+        if passes is None or self.rounds is None or draft.num_experts:
+            return None
+        served, ranks = self.facts.served_draft(draft), self.facts.ranks_of_draft(workload)
+        (first, _), later = self.asked_passes(workload, gammas)
+        ops = passes.pass_ops(served, [first], ranks)
+        first_s = passes.mean_s(replace(ops, layers=sizes(ops.layers)))
+        later_s = self.drafts.model_pass_s(served, later, ranks)
+        read: Any = Many(*np.array([(each.value, each.std) for each in verify_s.values()]).T)
+        asked = (target, draft, workload, gammas, read, (Many(first_s), later_s))
+        more = self.facts.draft_passes(gammas) - 1
+        return mean_rounds(
+            self.rounds.costs, self.round_passes(*asked), first_s + more * later_s.value
         )
 
     def round_passes(

@@ -70,23 +70,16 @@ class DrafterRounds:
 
     def means_s(self, verify_s: Mapping[int, Estimate]) -> Array | None:
         """Seconds of the rounds of the gammas of `verify_s`, without std; None where they are asked
-        for one by one: no kernels are known, some rounds draft nothing or fit no graph, or experts
-        are touched."""
+        for one by one: no kernels are known, some rounds draft nothing, or experts are touched."""
         kernels, costs, drafter = self._drafts.kernels, self._costs, self.drafter
         if kernels is None or costs is None or drafter.drafts_share < 1.0:
             return None
         if drafter.architecture.num_experts:
             return None
-        if self.workload.batch_size * (max(verify_s) + 1) > (costs.largest_graph or math.inf):
-            return None
         rows = rows_of(self.latency, self.workload, sizes(list(verify_s)))
         plan = drafter.plan(rows)
         if plan.first is None or plan.verified is not None:
             return None
-        if not kernels.knows(plan.first):
-            for gamma in verify_s:  # as `round` asks for them
-                if (ops := drafter.plan(replace(rows, gamma=gamma)).first) is not None:
-                    kernels.prepare([ops])
         first = kernels.mean_s(replace(plan.first, layers=sizes(plan.first.layers)))
         later = self._later_s(plan)
         read = Many(*np.array([(each.value, each.std) for each in verify_s.values()]).T)

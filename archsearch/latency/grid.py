@@ -91,6 +91,5 @@ class GridLatency:
         draft: Numbers,
     ) -> Array:
         """`rounds.round_time` of an engine whose host is modelled; `read`: the target's pass."""
-        costs = costs.launching(self.workload.batch_size * (gamma + 1))
         asked = (self.target, self.grid, self.workload, gamma, read, (Many(first), Many(later)))
         return mean_rounds(costs, self.latency.round_passes(*asked), draft)

@@ -159,12 +159,9 @@ class LatencyModel(FittedPasses, DraftPasses):
             step = step.plus(self._other_attention(shard(arch, ranks), part, cold))
         return self._remember(key, step)
 
-    def prepare(
-        self, wanted: Iterable[tuple[Architecture, Part, int]], passes: Iterable[PassOps] = ()
-    ) -> None:
-        """Price many passes (architecture, part, ranks) in one go, and the kernels of `passes`:
-        much quicker than one by one where passes are composed of kernels; `pass_s` and `ops_s`
-        then answer from memory."""
+    def prepare(self, wanted: Iterable[tuple[Architecture, Part, int]]) -> None:
+        """Price many passes (architecture, part, ranks) in one go: much quicker than one by one
+        where passes are composed of kernels; `pass_s` then answers from memory."""
         if self.composed_ is None:
             return
         new = {
@@ -172,7 +169,7 @@ class LatencyModel(FittedPasses, DraftPasses):
             for key in wanted
             if (*key, False) not in self._passes
         }
-        self.composed_.prepare([*new.values(), *passes])
+        self.composed_.prepare(new.values())
         for (arch, part, ranks), ops in new.items():
             found = self.composed_.ops_s(ops)
             for cold in (False, True):

@@ -226,7 +226,18 @@ def extra_s(costs: RoundCosts, passes: Passes) -> tuple[float, float]:
 
 def mean_rounds(costs: RoundCosts, passes: Passes, draft: Numbers) -> Array:
     """Seconds of `round_time`, without std, where `passes` holds arrays: of many drafts, or gammas.
-    `draft`: its passes; `costs`: as they are `launching`."""
+    `draft`: its passes."""
+    rows, largest = passes.batch * (passes.gamma + 1), costs.largest_graph
+    if largest is None or np.all(rows <= largest):
+        return _graphed_rounds(costs, passes, draft)
+    beyond = _graphed_rounds(costs.launching(largest + 1), passes, draft)
+    if np.all(rows > largest):
+        return beyond
+    return np.where(rows <= largest, _graphed_rounds(costs, passes, draft), beyond)
+
+
+def _graphed_rounds(costs: RoundCosts, passes: Passes, draft: Numbers) -> Array:
+    """The same with `costs` as they are `launching`."""
     read, (extra, std) = passes.verify_s, extra_s(costs, passes)
     gpu = draft + read.value + extra
     if costs.order == "overlapped":

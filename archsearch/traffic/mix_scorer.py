@@ -170,22 +170,20 @@ class MixScorer(Scorer):
     ) -> tuple[float, float, float]:
         """Of a part's speed-up: relative std, and how far down and up its interval goes in the
         logarithm."""
-        times, gamma = each.times, each.gamma_drafting
-        row = int(abs(times.at - max(each.drafting.running, 1.0)).argmin())
-        column = times.gammas.index(gamma)
+        gamma, at = each.gamma_drafting, each.times.at
+        near = int(at[abs(at - max(each.drafting.running, 1.0)).argmin()])
+        workload = replace(self.workload, context_len=each.part.context, batch_size=near)
         if taus is not None:
             tau = taus[gamma]
         else:
             tau = self.predicted_acceptance(drafter, context_of(self, each.part)).tau_at(gamma)
+        latency, target = self.latency, self.target
+        verify_s = latency.verify_s(target, workload, gamma)
         gain = speculation.speedup_estimate(
             tau,
-            Estimate(float(times.decode[row]), float(times.decode_std[row]), times.source),
-            Estimate(
-                float(times.round[row, column]), float(times.round_std[row, column]), times.source
-            ),
-            Estimate(
-                float(times.verify[row, column]), float(times.verify_std[row, column]), times.source
-            ),
+            latency.decode_s(target, workload),
+            latency.round(target, drafter, workload, gamma, verify_s).round_s,
+            verify_s,
             self.target_correlation,
         )
         down = up = speculation.QUANTILE_95 * gain.relative_std

@@ -51,7 +51,6 @@ RARE: Final = 0.01  # of requests that take longer than the 99th percentile
 # Std of logit(alpha) between requests. Assumed, with nine runs of benchmarks/strangers.py in sight:
 # 0.65 over the demo's 30 texts (clumps included), 0.31 over the table's data sets.
 REQUEST_STD: Final = 0.5
-HALVINGS: Final = 40  # of the range in which the number that runs is looked for: to nine digits
 
 
 @dataclass(frozen=True)
@@ -290,17 +289,20 @@ def at_rate(service: Service, requests_per_s: Numbers) -> Steady:
     used: Any = requests_per_s / most
     # of those that are full: not used
     prefilling = np.minimum(requests_per_s * service.prefill_s, 1.0 - 1e-9)
+
+    def beyond(running: Numbers) -> Numbers:
+        """How many more run than arrive while one is served."""
+        round_s = service.round_at(np.minimum(running + 1.0, service.held))
+        return running - requests_per_s * service.rounds * round_s / (1.0 - prefilling)
+
     low, high = 0.0 * (most + requests_per_s), service.held + 0.0 * (most + requests_per_s)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2.0
-        needed = (
-            requests_per_s
-            * service.rounds
-            * service.round_at(np.minimum(middle + 1.0, service.held))
-            / (1.0 - prefilling)
-        )
-        enough = middle - needed >= 0.0
+    for _ in range(math.ceil(math.log2(np.max(high))) + 1):
+        middle = np.floor((low + high) / 2.0)
+        enough = beyond(middle) >= 0.0
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    # between whole numbers it is a straight line, as batch sizes and places in memory are
+    under, over = beyond(low), beyond(high)
+    high = low - (high - low) * under / np.where(over > 0.0, over - under, -under)
     round_s = service.round_at(np.minimum(high + 1.0, service.held))
     decoding = service.rounds * round_s / (1.0 - prefilling)
     # behind other prompts (M/D/1)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.grid import ShapeGrid
-from archsearch.architecture.ops import Part, PassOps
+from archsearch.architecture.ops import Part
 from archsearch.capacity import held_requests
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.registry import as_drafter
@@ -37,19 +38,14 @@ STEP: Final = 2.0**0.25  # from one rung of a ladder to the next
 @dataclass(frozen=True)
 class RoundTimes:
     """Seconds of `target` and `drafter` at the batch sizes `at` (ascending). `idle`: what the
-    loaded draft costs a step that drafts nothing. `source`: the weakest of all."""
+    loaded draft costs a step that drafts nothing. `draft`: its passes, of a grid."""
 
     at: Array
     gammas: tuple[int, ...]
     decode: Array
-    decode_std: Array
     idle: Array
-    draft: Array
-    verify: Array
-    verify_std: Array
     round: Array
-    round_std: Array
-    source: str
+    draft: Array
 
 
 def ladder(largest: int) -> tuple[int, ...]:
@@ -71,79 +67,36 @@ def times_over_batches(
     sizes: Sequence[int],
 ) -> RoundTimes:
     """The times in `workload`'s context at batches of `sizes`. A drafter that cannot draft some of
-    `gammas` is asked for the rest; all kernels are priced together. Of a grid of drafts `idle` is
-    [sizes, *shapes], `draft` and `round` [sizes, gammas, *shapes], without std."""
+    `gammas` is asked for the rest. Of a grid of drafts `idle` is [sizes, *shapes], `draft` and
+    `round` [sizes, gammas, *shapes]."""
     workloads = [replace(workload, batch_size=size) for size in sizes]
     drafter = as_drafter(draft)
     latency = latency.beside(drafter)
     asked = drafter.model or drafter
-    shape: tuple[int, ...] = ()
+    at, drafts = np.asarray(sizes, dtype=float), np.empty(0)
     if isinstance(asked, ShapeGrid):
         able, shape = tuple(gammas), asked.shape
         priced = [GridLatency(latency, target, asked, work, able) for work in workloads]
-        idle = [each.idle() for each in priced]
-        rounds = [list(each.rounds()) for each in priced]
+        idle = np.array([np.broadcast_to(each.idle(), shape) for each in priced])
+        times = [list(each.rounds()) for each in priced]
+        rounds, drafts = (
+            np.array([[np.broadcast_to(of(time).value, shape) for time in row] for row in times])
+            for of in (attrgetter("round_s"), attrgetter("draft_s"))
+        )
     else:
         able = drafter.gammas(tuple(gammas))
-        _prepare(latency, target, drafter, workloads, able)
-        idle = [latency.idle_s(target, asked, work).value for work in workloads]
-        rounds = [
-            [
-                latency.round(target, asked, work, gamma, latency.verify_s(target, work, gamma))
-                for gamma in able
-            ]
-            for work in workloads
-        ]
-    plain = [latency.decode_s(target, work) for work in workloads]
-
-    def each(name: str, part: str, shape: tuple[int, ...] = ()) -> Array:
-        rows = [[getattr(getattr(time, name), part) for time in row] for row in rounds]
-        return np.array([[np.broadcast_to(x, shape) for x in row] for row in rows], dtype=float)
-
-    return RoundTimes(
-        at=np.asarray(sizes, dtype=float),
-        gammas=able,
-        decode=np.array([step.value for step in plain], dtype=float),
-        decode_std=np.array([step.std for step in plain], dtype=float),
-        idle=np.array([np.broadcast_to(value, shape) for value in idle], dtype=float),
-        draft=each("draft_s", "value", shape),
-        verify=each("verify_s", "value"),
-        verify_std=each("verify_s", "std"),
-        round=each("round_s", "value", shape),
-        round_std=each("round_s", "std"),
-        source=rounds[-1][0].round_s.source if rounds and rounds[-1] else "modelled",
-    )
-
-
-def _prepare(
-    latency: DraftPasses,
-    target: Architecture,
-    drafter: Drafter,
-    workloads: Sequence[Workload],
-    gammas: Sequence[int],
-) -> None:
-    """Price all kernels that will be asked for together."""
-    if not isinstance(latency, LatencyModel):
-        return
-    wanted: list[tuple[Architecture, Part, int]] = []
-    own = wanted if latency.drafts is latency else []
-    passes: list[PassOps] = []
-    for workload in workloads:
-        for gamma in (0, *gammas):
-            batch, tokens = verified_rows(latency.rounds, workload.batch_size, gamma)
-            part = Part(batch, tokens, workload.context_len)
-            wanted.append((target, part, workload.tensor_parallel))
-        if drafter.model is not None:
-            served = latency.facts.served_draft(drafter.model)
-            ranks = latency.facts.ranks_of_draft(workload)
-            asked = (each for gamma in gammas for each in latency.asked_passes(workload, gamma))
-            own += [(served, part, ranks) for part, _ in asked]
-        else:
-            plans = [drafter.plan(rows_of(latency, workload, gamma)) for gamma in gammas]
-            passes += [ops for plan in plans for ops in (plan.first, plan.step) if ops is not None]
-    if own is not wanted:
-        latency.prepare(wanted)
-    latency.drafts.prepare(own, passes)
+        if isinstance(latency, LatencyModel):
+            rows = (
+                verified_rows(latency.rounds, work.batch_size, gamma)
+                for work in workloads
+                for gamma in (0, *able)
+            )
+            parts = (Part(*each, workload.context_len) for each in rows)
+            latency.prepare((target, part, workload.tensor_parallel) for part in parts)
+        idle = np.array([latency.idle_s(target, asked, work).value for work in workloads])
+        rounds = np.array([latency.rounds_s(target, asked, work, able) for work in workloads])
+    decode = np.array([latency.decode_s(target, work).value for work in workloads])
+    return RoundTimes(at, able, decode, idle, rounds, drafts)
 
 
 # prompt tokens of one step; longer prompts are read in several (vLLM's max_num_batched_tokens)
