@@ -64,8 +64,6 @@ def test_the_fastest_way_may_be_without_a_draft() -> None:
 
 
 def test_a_draft_whose_error_holds_the_next_way_is_not_called_the_fastest() -> None:
-    line, others = lines(ran("transformers", 17.6, 18.5), QUICK, predicted=(VLLM,))
-    assert line.startswith("No draft is faster than none")
     line, others = lines(ran("transformers", 17.6, 18.5), predicted=(VLLM,))
     assert line.startswith(
         "Too close to call in float32 here: transformers with rank 1 at gamma 3: 18.5 tokens/s"
