@@ -141,7 +141,13 @@ def case(engine: str, published: Published, pace: float = 1.0) -> Case:
     def drafting(gamma: int, chance: float) -> Service:
         return service_of(times, gamma, RoundTokens.of(chance, 0.0, gamma), both, OUTPUT, held)
 
-    drafting_times = (times.draft, times.verify, times.round)
+    def parts_s(flight: int) -> tuple[float, ...]:
+        """A plain step, the draft's passes, the target's and the round, at gamma 4."""
+        work = replace(workload, batch_size=flight)
+        time = latency.round(target, draft, work, 4)
+        each = (latency.decode_s(target, work), time.draft_s, time.verify_s, time.round_s)
+        return tuple(found.value for found in each)
+
     return Case(
         published,
         alpha,
@@ -153,17 +159,7 @@ def case(engine: str, published: Published, pace: float = 1.0) -> Case:
             "draft_prefill_s": both - alone,
             "held": held,
             "held_alone": held_alone,
-            "rounds": [
-                (
-                    int(n),
-                    *(
-                        float(part[i])
-                        for part in (times.decode, *(each[:, 3] for each in drafting_times))
-                    ),
-                )
-                for i, n in enumerate(times.at)
-                if int(n) in FLIGHTS
-            ],
+            "rounds": [(n, *parts_s(n)) for n in FLIGHTS if n in times.at],
         },
     )
 
