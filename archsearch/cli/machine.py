@@ -336,7 +336,7 @@ def remove_command(engine: str, as_json: bool) -> None:
 @main.command()
 @o.options(
     "",
-    o.opt("--budget", "Time for the search: writing text, training, confirming.", o.TIME, "570s"),
+    o.opt("--budget", "Time for the search: writing text, training, confirming.", o.TIME, "550s"),
     o.opt("--output", "Where the draft is exported.", o.FOLDER, Path("demo-out/draft")),
     o.opt("--run run_path", "The run folder.", o.FOLDER, Path("runs/demo")),
 )
