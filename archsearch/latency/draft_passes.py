@@ -24,6 +24,7 @@ from archsearch.latency.rounds import (
     extra_s,
     free_layers,
     in_a_row,
+    in_one,
     mean_rounds,
     plain_step,
     round_time,
@@ -87,11 +88,10 @@ class LatencyOfRounds:
         """One target pass on gamma + 1 tokens per sequence."""
         raise NotImplementedError
 
-    def first_tokens(self: Any, gamma: int) -> int:
+    def first_tokens(self: Any, gamma: int) -> Any:
         """Tokens per sequence in the first pass of a draft in a round."""
         known = self.rounds.costs.first_pass_tokens if self.rounds else self.facts.first_tokens
-        tokens: int = known(gamma)
-        return tokens
+        return known(gamma)
 
     def added_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """What the engine was measured to add to a round; nothing where its host is modelled, or
@@ -163,12 +163,9 @@ class LatencyOfRounds:
         ops = passes.pass_ops(served, [first], ranks)
         first_s = passes.mean_s(replace(ops, layers=sizes(ops.layers)))
         later_s = self.drafts.model_pass_s(served, later, ranks)
-        read: Any = Many(*np.array([(each.value, each.std) for each in verify_s.values()]).T)
-        asked = (target, draft, workload, gammas, read, (Many(first_s), later_s))
-        more = self.facts.draft_passes(gammas) - 1
-        return mean_rounds(
-            self.rounds.costs, self.round_passes(*asked), first_s + more * later_s.value
-        )
+        read, own = in_one(verify_s.values()), (Many(first_s), later_s)
+        asked = (target, draft, workload, gammas, read, own)
+        return mean_rounds(self.rounds.costs, self.round_passes(*asked))
 
     def round_passes(
         self: Any,

@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.grid import sizes
 from archsearch.drafters.drafter import Drafter, RoundPlan, RoundRows
@@ -25,6 +23,7 @@ from archsearch.latency.rounds import (
     Passes,
     RoundTime,
     in_a_row,
+    in_one,
     mean_rounds,
     round_time,
     summed,
@@ -80,11 +79,9 @@ class DrafterRounds:
         plan = drafter.plan(rows)
         if plan.first is None or plan.verified is not None:
             return None
-        first = kernels.mean_s(replace(plan.first, layers=sizes(plan.first.layers)))
-        later = self._later_s(plan)
-        read = Many(*np.array([(each.value, each.std) for each in verify_s.values()]).T)
-        passes = self._passes(plan, (read, Many(first), later))
-        return mean_rounds(costs, passes, first + plan.steps * later.value)
+        first = Many(kernels.mean_s(replace(plan.first, layers=sizes(plan.first.layers))))
+        times = (in_one(verify_s.values()), first, self._later_s(plan))
+        return mean_rounds(costs, self._passes(plan, times))
 
     @property
     def _costs(self) -> RoundCosts | None:

@@ -55,7 +55,7 @@ class GridLatency:
             draft = first + more * later if more else first
             if latency.rounds is not None:
                 costs, read = latency.rounds.costs, self._verified[gamma]
-                whole = self._launched(costs, read, gamma, first, later, draft)
+                whole = self._launched(costs, read, gamma, first, later)
             else:
                 layers = self.grid.num_hidden_layers
                 draft = draft + gamma * layers * latency.added_layer_s(self.grid)
@@ -77,7 +77,7 @@ class GridLatency:
             return idle
         costs = latency.rounds.costs.without_round()
         verify = latency.verify_s(self.target, self.workload, 0)
-        longer = self._launched(costs, verify, 1, idle, idle, idle) - self._decode_s
+        longer = self._launched(costs, verify, 1, idle, idle) - self._decode_s
         # no step is quicker than the idle pass on the GPU
         return np.where(longer <= idle, idle, longer)
 
@@ -88,8 +88,7 @@ class GridLatency:
         gamma: int,
         first: Numbers,
         later: Numbers,
-        draft: Numbers,
     ) -> Array:
         """`rounds.round_time` of an engine whose host is modelled; `read`: the target's pass."""
         asked = (self.target, self.grid, self.workload, gamma, read, (Many(first), Many(later)))
-        return mean_rounds(costs, self.latency.round_passes(*asked), draft)
+        return mean_rounds(costs, self.latency.round_passes(*asked))

@@ -19,12 +19,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
 from archsearch.engine_rounds import EngineRounds, RoundCosts
-from archsearch.estimate import Array, Estimate, Numbers, weakest_source
+from archsearch.estimate import Array, Estimate, Many, Numbers, weakest_source
 from archsearch.latency.constants import constants
 from archsearch.speedup import rising_root
 
@@ -224,22 +224,28 @@ def extra_s(costs: RoundCosts, passes: Passes) -> tuple[float, float]:
     return value, (own if std is None else std) * costs.band(batch)
 
 
-def mean_rounds(costs: RoundCosts, passes: Passes, draft: Numbers) -> Array:
-    """Seconds of `round_time`, without std, where `passes` holds arrays: of many drafts, or gammas.
-    `draft`: its passes."""
+def in_one(estimates: Iterable[Estimate]) -> Any:
+    """Some estimates as `Many`."""
+    return Many(*np.array([(each.value, each.std) for each in estimates]).T)
+
+
+def mean_rounds(costs: RoundCosts, passes: Passes) -> Array:
+    """Seconds of `round_time`, without std, where `passes` holds arrays: of many drafts, or
+    gammas."""
     rows, largest = passes.batch * (passes.gamma + 1), costs.largest_graph
     if largest is None or np.all(rows <= largest):
-        return _graphed_rounds(costs, passes, draft)
-    beyond = _graphed_rounds(costs.launching(largest + 1), passes, draft)
+        return _graphed_rounds(costs, passes)
+    beyond = _graphed_rounds(costs.launching(largest + 1), passes)
     if np.all(rows > largest):
         return beyond
-    return np.where(rows <= largest, _graphed_rounds(costs, passes, draft), beyond)
+    return np.where(rows <= largest, _graphed_rounds(costs, passes), beyond)
 
 
-def _graphed_rounds(costs: RoundCosts, passes: Passes, draft: Numbers) -> Array:
+def _graphed_rounds(costs: RoundCosts, passes: Passes) -> Array:
     """The same with `costs` as they are `launching`."""
     read, (extra, std) = passes.verify_s, extra_s(costs, passes)
-    gpu = draft + read.value + extra
+    more = passes.gamma - 1 + passes.catches_up
+    gpu = passes.first_s.value + more * passes.later_s.value + read.value + extra
     if costs.order == "overlapped":
         return larger_means(gpu, np.hypot(read.std, std), *host_s(costs, passes))
     of_gpu = (passes.first_s.value, passes.later_s.value, read.value)
