@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.grid import Pass, ShapeGrid, sizes
 from archsearch.architecture.ops import Part, PassOps
@@ -132,29 +130,18 @@ class LatencyOfRounds:
             self.draft_s(draft, workload, gamma), verify, self.added_s(target, workload, gamma)
         )
 
-    def rounds_s(
-        self: Any, target: Architecture, draft: Draft, workload: Workload, gammas: Sequence[int]
-    ) -> Array:
-        """Seconds of the rounds of many gammas, [gammas], without std."""
-        verify = {gamma: self.verify_s(target, workload, gamma) for gamma in gammas}
-        if not isinstance(draft, Drafter):
-            found = self._model_rounds_s(target, draft, workload, verify)
-        else:
-            found = DrafterRounds(self, target, draft, workload).means_s(verify)
-        if found is not None:
-            return found
-        each = (self.round(target, draft, workload, *known) for known in verify.items())
-        return np.array([time.round_s.value for time in each])
-
-    def _model_rounds_s(
+    def means_s(
         self: Any,
         target: Architecture,
-        draft: Architecture,
+        draft: Draft,
         workload: Workload,
         verify_s: Mapping[int, Estimate],
     ) -> Array | None:
-        """`rounds_s` of a model; None where passes are not composed of kernels, or experts are
-        touched."""
+        """Seconds of the rounds of the gammas of `verify_s`, without std; None where they are asked
+        for one by one: passes are not composed of kernels, some rounds draft nothing, or experts
+        are touched."""
+        if isinstance(draft, Drafter):
+            return DrafterRounds(self, target, draft, workload).means_s(verify_s)
         passes, gammas = getattr(self.drafts, "composed_", None), sizes(list(verify_s))
         if passes is None or self.rounds is None or draft.num_experts:
             return None
@@ -162,9 +149,8 @@ class LatencyOfRounds:
         (first, _), later = self.asked_passes(workload, gammas)
         ops = passes.pass_ops(served, [first], ranks)
         first_s = passes.mean_s(replace(ops, layers=sizes(ops.layers)))
-        later_s = self.drafts.model_pass_s(served, later, ranks)
-        read, own = in_one(verify_s.values()), (Many(first_s), later_s)
-        asked = (target, draft, workload, gammas, read, own)
+        own = (Many(first_s), self.drafts.model_pass_s(served, later, ranks))
+        asked = (target, draft, workload, gammas, in_one(verify_s.values()), own)
         return mean_rounds(self.rounds.costs, self.round_passes(*asked))
 
     def round_passes(

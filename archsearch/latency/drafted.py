@@ -68,8 +68,7 @@ class DrafterRounds:
         return (self._drafting if always else self._mean_round)(rows, plan, verify)
 
     def means_s(self, verify_s: Mapping[int, Estimate]) -> Array | None:
-        """Seconds of the rounds of the gammas of `verify_s`, without std; None where they are asked
-        for one by one: no kernels are known, some rounds draft nothing, or experts are touched."""
+        """`LatencyOfRounds.means_s`."""
         kernels, costs, drafter = self._drafts.kernels, self._costs, self.drafter
         if kernels is None or costs is None or drafter.drafts_share < 1.0:
             return None

@@ -33,7 +33,6 @@ from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.estimate import Array, Estimate, N
 from archsearch.latency.draft_passes import LatencyOfRounds
-from archsearch.latency.drafted import DrafterRounds
 from archsearch.latency.grid import GridLatency
 from archsearch.latency.rounds import Bound, RoundTime
 from archsearch.needs import NOTHING, Needs
@@ -449,10 +448,10 @@ class Scorer:
             if each not in self._verify_s:
                 self._verify_s[each] = self.latency.verify_s(self.target, self.workload, each)
         verify_s = {each: self._verify_s[each] for each in allowed}
-        if isinstance(asked, Drafter) and not rounds.keys() >= verify_s.keys():
-            rounds_s = DrafterRounds(latency, self.target, asked, self.workload).means_s(verify_s)
-            if rounds_s is not None:
-                gains = [tokens_of(each) for each in allowed] / rounds_s
+        if not rounds.keys() >= verify_s.keys():
+            means_s = latency.means_s(self.target, asked, self.workload, verify_s)
+            if means_s is not None:
+                gains = [tokens_of(each) for each in allowed] / means_s
                 allowed = allowed[gains.argmax() :][:1]
         for each in allowed:
             if each not in rounds:

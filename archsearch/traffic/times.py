@@ -94,9 +94,20 @@ def times_over_batches(
             parts = (Part(*each, workload.context_len) for each in rows)
             latency.prepare((target, part, workload.tensor_parallel) for part in parts)
         idle = np.array([latency.idle_s(target, asked, work).value for work in workloads])
-        rounds = np.array([latency.rounds_s(target, asked, work, able) for work in workloads])
+        rounds = np.array([_rounds_s(latency, target, asked, work, able) for work in workloads])
     decode = np.array([latency.decode_s(target, work).value for work in workloads])
     return RoundTimes(at, able, decode, idle, rounds, drafts)
+
+
+def _rounds_s(
+    latency: DraftPasses, target: Architecture, draft: Draft, workload: Workload, gammas: Any
+) -> Any:
+    verify_s = {gamma: latency.verify_s(target, workload, gamma) for gamma in gammas}
+    found = latency.means_s(target, draft, workload, verify_s)
+    if found is not None:
+        return found
+    each = (latency.round(target, draft, workload, *known) for known in verify_s.items())
+    return [time.round_s.value for time in each]
 
 
 # prompt tokens of one step; longer prompts are read in several (vLLM's max_num_batched_tokens)
