@@ -16,7 +16,7 @@ from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.lookup import NGram
 from archsearch.drafters.models import Independent
-from archsearch.drafters.registry import FAMILIES, family
+from archsearch.drafters.registry import FAMILIES, as_drafter, family
 from archsearch.estimate import Estimate
 from archsearch.latency.drafted import DrafterRounds
 from archsearch.pipeline.latency import choose_latency
@@ -282,17 +282,21 @@ def test_assumed_families_are_those_of_which_less_than_three_targets_were_publis
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-@pytest.mark.parametrize("name", ["eagle3", "peagle", "dflash", "pard", "medusa"])
-def test_the_rounds_of_all_gammas_at_once_are_those_of_each(engine: str, name: str) -> None:
-    scorer = scorer_of("llama-3.1-8b", "a100", batch=2, engine=engine)
-    drafter = family(name).usual(scorer.target)
-    rounds = DrafterRounds(scorer.latency, scorer.target, drafter, scorer.workload)
-    asked = (scorer.latency.verify_s, scorer.target, scorer.workload)
-    verify_s = {gamma: asked[0](*asked[1:], gamma) for gamma in drafter.gammas(range(1, 9))}
-    means = rounds.means_s(verify_s)
+@pytest.mark.parametrize("batch", [2, 100, 600])  # below, across and beyond the largest graph
+@pytest.mark.parametrize("name", ["eagle3", "peagle", "dflash", "pard", "medusa", "a model"])
+def test_the_rounds_of_all_gammas_at_once_are_those_of_each(
+    engine: str, name: str, batch: int
+) -> None:
+    scorer = scorer_of("llama-3.1-8b", "a100", batch=batch, engine=engine)
+    model = catalogue.load("llama-68m").architecture
+    draft = model if name == "a model" else family(name).usual(scorer.target)
+    latency, asked = scorer.latency, (scorer.target, scorer.workload)
+    gammas = as_drafter(draft).gammas(tuple(range(1, 9)))
+    verify_s = {gamma: latency.verify_s(*asked, gamma) for gamma in gammas}
+    means = latency.means_s(asked[0], draft, asked[1], verify_s)
     assert means is not None
-    each = [rounds.round(gamma, verify).round_s.value for gamma, verify in verify_s.items()]
-    assert list(means) == pytest.approx(each, rel=1e-12)
+    each = [latency.round(asked[0], draft, asked[1], *known) for known in verify_s.items()]
+    assert list(means) == pytest.approx([time.round_s.value for time in each], rel=1e-12)
 
 
 def test_a_layer_of_experts_is_asked_for_gamma_by_gamma() -> None:

@@ -55,7 +55,7 @@ def test_a_fixed_number_in_flight_by_hand() -> None:
 def test_a_rate_is_a_fixed_point() -> None:
     found = at_rate(service(), 5.0)
     assert found.running == pytest.approx(
-        5.0 * 100 * service().round_at(1 + found.running) / (1 - 0.1), rel=1e-6
+        5.0 * 100 * service().round_at(1 + found.running) / (1 - 0.1), rel=1e-12
     )
     assert not found.full and 0 < found.utilisation < 1
     slow = at_rate(service(), 0.01)
