@@ -131,9 +131,9 @@ def weight_bytes_per_pass(arch: Architecture, dtype_bytes: float) -> int:
     """Bytes of weights a forward pass reads: layers, norm and head, and all experts (many tokens
     meet them all). The embedding is a lookup of a few rows."""
     if arch.expert_format or arch.weight_format:
-        rest = parameters(arch) - body_parameters(arch) - arch.head_rows * arch.hidden_size
+        rest = parameters(arch) - pass_parameters(arch)
         return weight_bytes(arch, dtype_bytes) - _bytes(rest, dtype_bytes)
-    return _bytes(body_parameters(arch) + arch.head_rows * arch.hidden_size, dtype_bytes)
+    return _bytes(pass_parameters(arch), dtype_bytes)
 
 
 def kv_cache_bytes(

@@ -25,7 +25,12 @@ from typing import Final
 import numpy as np
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.counts import body_parameters, kv_cache_bytes
+from archsearch.architecture.counts import (
+    body_parameters,
+    kv_cache_bytes,
+    mlp_params,
+    pass_parameters,
+)
 from archsearch.architecture.grid import Pass, ShapeGrid
 from archsearch.architecture.ops import Attention, Gemm, Part, PassOps
 from archsearch.drafters.drafter import RoundPlan
@@ -102,7 +107,7 @@ class EnginePasses:
     """
 
     def __init__(self, profile: Profile, dtype: str, mode: str, engine: str) -> None:
-        self.engine, self.dtype, self.mode = engine, dtype, mode
+        self.engine, self.facts = engine, engine_facts(engine)
         self.dtype_bytes = DTYPE_BYTES[dtype]
         self.cache_bytes = float(profile.device.get("last_level_cache_bytes") or (32 << 20))
 
@@ -115,8 +120,7 @@ class EnginePasses:
         self.largest_batch = max((PassShape.of(row).batch for row in rows), default=1)
         self._fit_passes(rows)
         self.rest_ = AddedFit.fit(rests)
-        scattered = engine_facts(engine).scattered_head
-        self.drafted_ = DraftedFit.fit(measured("drafted"), scattered, self.plan_s)
+        self.drafted_ = DraftedFit.fit(measured("drafted"), self.facts.scattered_head, self.plan_s)
         self.first_pass = FirstPass.fit(rests)
 
     # --- fitting
@@ -173,10 +177,12 @@ class EnginePasses:
         body, head = body_parameters(arch), arch.head_rows * arch.hidden_size
         width, rows = self.dtype_bytes, float(part.batch * part.tokens)
         heads = rows if is_target else part.batch  # a draft needs each sequence's last token's only
+        # llama.cpp goes on with those alone behind its last attention (`inp_out_ids` in its source)
+        late = mlp_params(arch) if self.facts.gguf else 0
         return self._vector(
             arch.num_hidden_layers,
             (body * width, head * width),
-            (2.0 * body * rows, 2.0 * head * heads),
+            (2.0 * (body * rows - late * (rows - heads)), 2.0 * head * heads),
             kv_cache_bytes(arch, part.context + part.tokens, width, part.batch),
             rows,
             1.0 if cold else cache.cold_share((body + head) * width),
@@ -294,7 +300,7 @@ def several_tokens(arch: Architecture | ShapeGrid, part: Part) -> tuple[float, f
 
 def _inputs(arch: Architecture) -> list[float]:
     """What of a pass is its shape's, as the process sees it."""
-    return [*inputs_of(arch), np.log(body_parameters(arch) + arch.head_rows * arch.hidden_size)]
+    return [*inputs_of(arch), np.log(pass_parameters(arch))]
 
 
 def _place(part: Part, cold: bool, is_target: bool) -> tuple[float, ...]:

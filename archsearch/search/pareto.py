@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from archsearch.architecture.counts import body_parameters
+from archsearch.architecture.counts import pass_parameters
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.models import Independent
 from archsearch.errors import ArchsearchError
@@ -39,9 +39,7 @@ class Goal:
 
 
 def _training_flops(drafter: Drafter) -> Numbers:
-    arch = drafter.architecture
-    weights = body_parameters(arch) + arch.head_rows * arch.hidden_size
-    return 6.0 * weights if drafter.trains else 0.0
+    return 6.0 * pass_parameters(drafter.architecture) if drafter.trains else 0.0
 
 
 def _number(found: Estimate | Array) -> Numbers:

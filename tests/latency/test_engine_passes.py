@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.counts import body_parameters, kv_cache_bytes
+from archsearch.architecture.counts import body_parameters, kv_cache_bytes, mlp_params
 from archsearch.architecture.ops import Part
 from archsearch.errors import MissingDataError
 from archsearch.latency.engine_passes import EnginePasses, known_engines
 from archsearch.latency.model import LatencyModel
-from archsearch.profiles import Measurement, Profile, freeze_shape
+from archsearch.profiles import Measurement, PassShape, Profile, freeze_shape
 from archsearch.workload import Workload
 from tests.doubles.world import write_profile
 
@@ -180,6 +181,28 @@ def test_a_round_in_llama_cpp_is_priced_as_it_is_run_in_a_precision_that_torch_h
     assert model.summary()["pass"] == "engine" and model.summary()["engine_passes"]["rows"]
     with pytest.raises(MissingDataError):
         LatencyModel(profile, "q8_0", engine="openvino")
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_the_last_ffn_of_llama_cpp_runs_for_rows_whose_logits_are_asked(layers: int) -> None:
+    def seconds(arch: Architecture, batch: int, tokens: int, is_target: bool) -> float:
+        """1 ms, 10 GB/s of weights, 20 GFLOP/s: several tokens are dear."""
+        body, head = body_parameters(arch), arch.head_rows * arch.hidden_size
+        rows, asked = batch * tokens, batch * tokens if is_target else batch
+        flops = 2 * ((body - mlp_params(arch)) * rows + (mlp_params(arch) + head) * asked)
+        return 1e-3 + (body + head) / 10e9 + flops / 20e9
+
+    profile = profile_of("llama.cpp", "q8_0", first=1)
+    for key, row in profile.rows.items():
+        if row.kind == "pass":
+            shape = PassShape.of(row)
+            one = seconds(shape.architecture, shape.batch, shape.tokens, shape.role == "target")
+            profile.rows[key] = replace(row, times_s=(one,) * 9)
+    passes = EnginePasses(profile, "q8_0", "eager", "llama.cpp")
+    unseen = Architecture(640, 2560, layers, 10, 2, 64, 49152)
+    for tokens in (2, 5, 8):
+        found = passes.forward_s(unseen, Part(1, tokens, 192), cold=True)
+        assert found.value == pytest.approx(seconds(unseen, 1, tokens, False), rel=0.04)
 
 
 def test_drafts_of_another_precision_are_priced_by_their_own_passes() -> None:

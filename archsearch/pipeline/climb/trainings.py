@@ -13,7 +13,7 @@ import numpy as np
 
 from archsearch import speedup as speculation
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.counts import body_parameters
+from archsearch.architecture.counts import pass_parameters
 from archsearch.drafts.heads import HeadRecord
 from archsearch.drafts.records import ShortTraining, TrainedDraft
 from archsearch.drafts.trainer import DraftTrainer
@@ -229,7 +229,7 @@ class Trainings:
 def work(shape: Architecture) -> float:
     """What a training token costs, in parameters: the layers and the head's rows (the embedding is
     a lookup)."""
-    return body_parameters(shape) + shape.head_rows * shape.hidden_size + 1e6
+    return pass_parameters(shape) + 1e6
 
 
 def equal_tokens(seconds: float, speeds: Sequence[float], done: Sequence[int]) -> int:
