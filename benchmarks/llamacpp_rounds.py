@@ -71,7 +71,7 @@ def main() -> None:
                 reference_s=profile.probe_reference_s[f"llama.cpp {dtype}"],
             )
             engine = make_engine("llama.cpp", replace(settings, concurrency=requests))
-            drafts = [_draft(ref.architecture, *shape) for shape in SHAPES]
+            drafts = [draft_of(ref.architecture, *shape) for shape in SHAPES]
             cases = [(draft, gamma) for draft in drafts for gamma in asked.gammas if gamma]
             for draft, gamma in [(None, 0)] * (0 in asked.gammas) + cases:
                 folder = random_draft(draft, dtype, Path(temporary)) if draft else None
@@ -167,7 +167,7 @@ def main() -> None:
         )
 
 
-def _draft(target: Architecture, layers: int, hidden: int, ffn: int, heads: int) -> Architecture:
+def draft_of(target: Architecture, layers: int, hidden: int, ffn: int, heads: int) -> Architecture:
     return target.replace(
         num_hidden_layers=layers,
         hidden_size=hidden,
