@@ -20,7 +20,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -84,7 +84,7 @@ def _is_positive(value: Any) -> bool:
     return _is_number(value) and 0 < value < math.inf
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Measurement:
     """Repeated timings of one thing. `times_s`: seconds per call, each already divided by the
     slowdown of the reference probe that bracketed it.
@@ -111,6 +111,11 @@ class Measurement:
     def key(self) -> tuple[str, Shape, str, str, str]:
         """What identifies a row: kind, shape, dtype, mode, cache state."""
         return (self.kind, self.shape, self.dtype, self.mode, self.cache)
+
+    @cached_property
+    def line(self) -> str:
+        """What fingerprints take of it."""
+        return json.dumps(self.to_dict(), sort_keys=True)
 
     @property
     def median_s(self) -> float:
@@ -231,16 +236,28 @@ class Measurement:
         return row
 
 
-@lru_cache(maxsize=32768)  # a command reads the profile of its device more than once
+@lru_cache(maxsize=8)  # a command reads a profile more than once
+def _rows(path: Path, raw: bytes) -> dict[tuple[object, ...], Measurement]:
+    rows = {}
+    lines = raw.decode("utf-8", errors="replace").split("\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = _row(line)
+        except (KeyError, TypeError, ValueError) as error:
+            if number == len(lines):  # empty, or in flight when a process was killed
+                break
+            raise ArchsearchError(
+                f"profile row {path}:{number} is broken ({error}); delete that line and continue"
+            ) from error
+        rows[row.key] = row
+    return rows
+
+
+@lru_cache(maxsize=32768)
 def _row(line: str) -> Measurement:
     row = Measurement.from_dict(parse_json(line))
     hash(row.key)
     return row
-
-
-@lru_cache(maxsize=32768)
-def _line(row: Measurement) -> str:
-    return json.dumps(row.to_dict(), sort_keys=True)
 
 
 def check_sizes(op: type[object], sizes: Mapping[str, object]) -> None:
@@ -482,7 +499,7 @@ class Profile:
         if self.provenance:  # profiles made before it existed keep their hash
             identity.append(self.provenance)
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
-        for line in sorted(map(_line, self.rows.values())):
+        for line in sorted(row.line for row in self.rows.values()):
             digest.update(line.encode())
         return digest.hexdigest()[:16]
 
@@ -525,22 +542,7 @@ class Profile:
             )
         profile = cls(folder=folder, **{name: header[name] for name in _HEADER if name in header})
         path = folder / "rows.jsonl"
-        raw = path.read_bytes() if path.exists() else b""
-        lines = raw.decode("utf-8", errors="replace").split("\n")
-        for number, line in enumerate(lines, start=1):
-            last = number == len(lines)
-            if last and not line.strip():
-                break  # behind the last line's end
-            try:
-                row = _row(line)
-            except (KeyError, TypeError, ValueError) as error:
-                if last:
-                    break  # the row in flight when a process was killed; `record` cuts it off
-                raise ArchsearchError(
-                    f"profile row {path}:{number} is broken ({error}); delete that line and"
-                    " continue"
-                ) from error
-            profile.rows[row.key] = row
+        profile.rows = dict(_rows(path, path.read_bytes() if path.exists() else b""))
         return profile
 
     @classmethod
@@ -569,6 +571,7 @@ def current_stack() -> dict[str, str]:
     return found | {"python": platform.python_version()}
 
 
+@lru_cache
 def installed(name: str) -> str | None:
     """The version of a package that is installed here, read from its metadata; None where it is
     not."""

@@ -89,10 +89,9 @@ def devices() -> Mapping[str, Device]:
     Raises ArchsearchError for an added file that is no device or takes a key that exists. YAML
     files without `key` are not ours.
     """
-    loaded, loader = {}, getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is quick
-    for file in sorted(_FOLDER.glob("*.yaml")):
-        device = Device.from_dict(yaml.load(file.read_text(encoding="utf-8"), loader))
-        loaded[device.key] = device
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is quick
+    shipped = (yaml.load(file.read_bytes(), loader) for file in sorted(_FOLDER.glob("*.yaml")))
+    loaded = {data["key"]: Device.from_dict(data) for data in shipped}
     for file in sorted(Path("devices").glob("*.yaml")):
         try:
             data = read_yaml(file, "the device's file")

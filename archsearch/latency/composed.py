@@ -76,7 +76,7 @@ def _op_model(profile: Profile, dtype: str) -> OpModel:
     """The op model of a profile's graph rows, fitted once (about two seconds for a table)."""
     key = (profile.fingerprint(), dtype)
     if key not in _FITTED:
-        if len(_FITTED) >= 4:
+        if len(_FITTED) >= 16:
             _FITTED.clear()
         _FITTED[key] = OpModel(profile, dtype, "graph")
     return _FITTED[key]

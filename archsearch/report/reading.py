@@ -283,5 +283,5 @@ def groups(run: Run, scores: Sequence[Score], curves: Curves | None = None) -> d
 def complete_trials(run: Run) -> list[dict[str, object]]:
     """Rows of trials.csv that have a score; None where one has no value."""
     trials = run.trials()
-    scored = trials[trials["state"] == "COMPLETE"].astype(object)
-    return list(scored.where(scored.notna(), None).to_dict("records"))
+    rows = trials[trials["state"] == "COMPLETE"].to_dict("records")
+    return [{name: None if each != each else each for name, each in row.items()} for row in rows]
