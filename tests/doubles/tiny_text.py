@@ -26,17 +26,30 @@ def make_target(seed=0):
 
 
 def make_cache(seed=0, count=48, target=None):
-    """Greedy text of a random target."""
+    """Greedy text of a random target; prompts of one length are written together."""
     target = target or make_target(seed)
-    sequences = []
-    for i in range(count):
-        prompt, new = 3 + i % 5, 6 + i % 7
-        ids = torch.randint(0, VOCAB, (1, prompt), generator=torch.Generator().manual_seed(i))
+    lengths = [(3 + i % 5, 6 + i % 7) for i in range(count)]  # of prompt and answer
+    prompts = [
+        torch.randint(0, VOCAB, (1, prompt), generator=torch.Generator().manual_seed(i))
+        for i, (prompt, _) in enumerate(lengths)
+    ]
+    written = {}
+    for length in {prompt for prompt, _ in lengths}:
+        of_one = [i for i, (prompt, _) in enumerate(lengths) if prompt == length]
+        ids = torch.cat([prompts[i] for i in of_one])
         with torch.no_grad():
-            mask = torch.ones_like(ids)
             whole = target.generate(
-                ids, max_new_tokens=new, do_sample=False, attention_mask=mask, pad_token_id=0
-            )[0]
+                ids,
+                max_new_tokens=max(lengths[i][1] for i in of_one),
+                do_sample=False,
+                attention_mask=torch.ones_like(ids),
+                pad_token_id=0,
+            )
+        written |= dict(zip(of_one, whole, strict=True))
+    sequences = []
+    for i, (prompt, new) in enumerate(lengths):
+        whole = written[i][: prompt + new].clone()
+        with torch.no_grad():
             hidden = target.model(whole[None]).last_hidden_state[0, prompt - 1 : -1]
         sequences.append(CachedSequence(whole, prompt, hidden, whole[prompt:].clone(), "", str(i)))
     meta = CacheMeta(Fingerprint(f"target{seed}", "p", {"kind": "written"}), complete=True)
