@@ -5,16 +5,22 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
+import statistics
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import jinja2
 import numpy as np
 import pytest
+import yaml
 from threadpoolctl import threadpool_limits
 
 from archsearch import profiles
 from archsearch.hardware import identify
+from archsearch.latency.fitted_passes import FittedPasses
 from archsearch.latency.regression import Residual
 from archsearch.paths import data_dir
 
@@ -86,7 +92,8 @@ def small_cache() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def fitted_once() -> Iterator[None]:
-    """A worker fits the same numbers once, and not with every command over the same profile."""
+    """A worker fits the same numbers once, and not with every command over the same profile; and
+    learns the whole passes of a profile once."""
     known: dict[tuple[object, ...], Residual] = {}
     fit = Residual.fit
 
@@ -96,8 +103,106 @@ def fitted_once() -> Iterator[None]:
             known[key] = fit(inputs, log_ratio, **bounds)  # type: ignore[arg-type]
         return known[key]
 
+    learnt: dict[tuple[object, ...], dict[str, object]] = {}
+    fit_passes = FittedPasses._fit
+
+    def remembered_passes(self: FittedPasses) -> None:
+        rows, device = self.profile.rows.values(), repr(self.profile.device)
+        key = (tuple(rows), device, self.dtype, self.mode)
+        if key not in learnt:
+            before = set(vars(self))
+            fit_passes(self)
+            learnt[key] = {name: each for name, each in vars(self).items() if name not in before}
+        vars(self).update(learnt[key])
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Residual, "fit", staticmethod(remembered))
+        patch.setattr(FittedPasses, "_fit", remembered_passes)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once() -> Iterator[None]:
+    """A worker compiles the same template once: of 400 of reports and cards 9 were distinct."""
+    known: dict[tuple[object, ...], object] = {}
+    compile_ = jinja2.Environment.compile
+
+    def remembered(self: jinja2.Environment, source: str, *names: object, **options: object):
+        settings = (self.undefined, self.autoescape, self.trim_blocks, self.lstrip_blocks)
+        key = (source, *names, *sorted(options.items()), *settings, *sorted(self.filters))
+        if key not in known:
+            known[key] = compile_(self, source, *names, **options)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jinja2.Environment, "compile", remembered)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parsed_once() -> Iterator[None]:
+    """A worker parses the same YAML once: every command over a run reads its run.yaml."""
+    known: dict[object, bytes] = {}
+    load = yaml.safe_load
+
+    def remembered(text: object) -> object:
+        if text not in known:
+            known[text] = pickle.dumps(load(text))
+        return pickle.loads(known[text])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yaml, "safe_load", remembered)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def few_points() -> Iterator[dict[str, object]]:
+    """Reports of tests draw curves of few points, but under `whole_curves`; what users' are drawn
+    by."""
+    if not {"archsearch.cli", "archsearch.pipeline"} & sys.modules.keys():
+        yield {}  # no test of this session searches
+        return
+    from archsearch.pipeline import curves
+
+    usual = {name: getattr(curves, name) for name in ("CONTEXTS", "ALPHAS", "usual_batches")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(curves, "CONTEXTS", curves.CONTEXTS[1::3])
+        patch.setattr(curves, "ALPHAS", curves.ALPHAS[::6])
+        patch.setattr(curves, "usual_batches", lambda *asked: usual["usual_batches"](*asked)[::4])
+        yield usual
+
+
+@pytest.fixture
+def whole_curves(few_points: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Curves as users get them."""
+    for name, each in few_points.items():
+        monkeypatch.setattr(f"archsearch.pipeline.curves.{name}", each)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def probed_once() -> Iterator[None]:
+    """A worker feels once how fast its core is now: commands ask with every measurement, a tenth of
+    a second each."""
+    if "torch" not in sys.modules:  # no test of this session has imported it, so none measures
+        yield
+        return
+    from archsearch.profiling import timer
+
+    known: dict[object, float] = {}
+    probe = timer.Probe
+
+    class Felt:
+        def __init__(self, pool: timer.WeightPool) -> None:
+            self.dtype = pool.flat.dtype
+            if self.dtype not in known:
+                real = probe(pool)
+                known[self.dtype] = statistics.median(real() for _ in range(60))
+
+        def __call__(self) -> float:
+            return known[self.dtype]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timer, "Probe", Felt)  # for who imports it when it is needed
         yield
 
 

@@ -61,6 +61,27 @@ def test_all_families_that_the_engine_runs_compete(found: tuple[dict, Path]) -> 
     assert "pard" in (run / "trials.csv").read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("whole_curves")
+def test_every_family_is_drawn_as_far_as_memory_holds_it(found: tuple[dict, Path]) -> None:
+    _, run = found
+    (run / "curves.json").unlink()
+    call("report", str(run))
+    drawn = json.loads((run / "curves.json").read_text())
+    assert not any(note.startswith("Speed-up along") for note in drawn["notes"]), drawn["notes"]
+    for axis, sweep in drawn["sweeps"].items():
+        assert len({curve["rank"] for curve in sweep}) == len(sweep) == 6, axis
+    for batch, context, alpha in zip(
+        *(drawn["sweeps"][axis] for axis in ("batch", "context", "alpha")), strict=True
+    ):
+        sizes = [point["x"] for point in batch["points"]]
+        assert sizes[:4] == [1, 2, 4, 8] and sizes[-1] >= 64
+        usual = [128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768]  # and the run's own
+        assert [point["x"] for point in context["points"]] == usual
+        assert [point["x"] for point in alpha["points"]] == [
+            pytest.approx(0.05 * step) for step in range(1, 20)
+        ]
+
+
 def test_a_head_that_was_found_reads_back_from_its_config(found: tuple[dict, Path]) -> None:
     result, run = found
     target = resolve_target("llama-3.1-8b")
