@@ -476,11 +476,11 @@ class Profile:
         self, kind: str, dtype: str, mode: str, cache: str | None = None
     ) -> list[Measurement]:
         """Rows of a kind, dtype and mode, in one cache state or in all."""
-        wanted = (kind, dtype, mode)
         return [
             row
             for row in self.rows.values()
-            if (row.kind, row.dtype, row.mode) == wanted and cache in (None, row.cache)
+            if row.kind == kind and row.dtype == dtype and row.mode == mode
+            if cache in (None, row.cache)
         ]
 
     def combinations(self) -> list[tuple[str, str]]:

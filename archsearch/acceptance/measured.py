@@ -404,11 +404,11 @@ def resampled_ratio(
     value = float(whole[0] / whole[1])
     if len(totals) < 2 or resamples < 2:
         return Resampled(value, np.zeros(0), fallback_std if len(totals) < 2 else 0.0)
-    # [resamples, texts]: texts are drawn, not tokens, which depend on each other
+    # [resamples, texts]; not tokens, which depend on each other
     picks = np.random.default_rng(seed).integers(len(totals), size=(resamples, len(totals)))
-    sums = totals[picks].sum(axis=1)
-    filled = sums[:, 1] > 0
-    return Resampled(value, sums[filled, 0] / sums[filled, 1], fallback_std)
+    sums = np.take(totals.T, picks, axis=1).sum(axis=2)
+    filled = sums[1] > 0
+    return Resampled(value, sums[0, filled] / sums[1, filled], fallback_std)
 
 
 def alpha_resampled(trace: Trace, *, seed: int = 0) -> Resampled:

