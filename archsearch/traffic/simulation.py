@@ -10,6 +10,7 @@ the first token; a round gives each request 1 to gamma + 1 tokens by chance.
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ class _Server:
         self.service, self.rng, self.now = service, np.random.default_rng(seed), 0.0
         most = len(arrivals) + 1
         self.round_s = np.full(most, service.round_at(np.arange(most, dtype=float))).tolist()
+        # P(more than i + 1 tokens) = reach[i]: one uniform number decides how far a round gets
+        self.missed = sorted(-chance for chance in service.tokens.reach)
         self.coming = deque(arrivals)
         self.waiting: deque[_Served] = deque()
         self.reading: deque[_Served] = deque()
@@ -102,13 +105,9 @@ class _Server:
         return whole, seconds
 
     def _write(self, active: list[_Served]) -> None:
-        reach = np.array(self.service.tokens.reach)
-        tokens = np.ones(len(active), dtype=int)
-        if len(reach) and active:
-            # P(more than i + 1 tokens) = reach[i]: one uniform number decides how far a round gets
-            tokens += (self.rng.random(len(active))[:, None] < reach).sum(axis=1)
-        for each, count in zip(active, tokens, strict=True):
-            each.written += int(count)
+        drawn = (self.rng.random(len(active)) if self.missed else np.ones(len(active))).tolist()
+        for each, number in zip(active, drawn, strict=True):
+            each.written += 1 + bisect_left(self.missed, -number)
             if each.written >= each.request.output_tokens:
                 self.decoding.remove(each)
                 self._end(each)
