@@ -237,7 +237,7 @@ class Measurement:
 
 
 @lru_cache(maxsize=8)  # a command reads a profile more than once
-def _rows(path: Path, raw: bytes) -> dict[tuple[object, ...], Measurement]:
+def _rows(path: Path, raw: bytes) -> dict[Any, Measurement]:
     rows = {}
     lines = raw.decode("utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
