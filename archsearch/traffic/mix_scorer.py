@@ -173,18 +173,13 @@ class MixScorer(Scorer):
         gamma, at = each.gamma_drafting, each.times.at
         near = int(at[abs(at - max(each.drafting.running, 1.0)).argmin()])
         workload = replace(self.workload, context_len=each.part.context, batch_size=near)
-        if taus is not None:
-            tau = taus[gamma]
-        else:
-            tau = self.predicted_acceptance(drafter, context_of(self, each.part)).tau_at(gamma)
-        latency, target = self.latency, self.target
-        verify_s = latency.verify_s(target, workload, gamma)
+        known = self.predicted_acceptance(drafter, context_of(self, each.part))
+        drafter = drafter.with_share(known.share.value if known.share is not None else 1.0)
+        tau = known.tau_at(gamma) if taus is None else taus[gamma]
+        time = self.latency.round(self.target, drafter, workload, gamma)
+        decode_s = self.latency.decode_s(self.target, workload)
         gain = speculation.speedup_estimate(
-            tau,
-            latency.decode_s(target, workload),
-            latency.round(target, drafter, workload, gamma, verify_s).round_s,
-            verify_s,
-            self.target_correlation,
+            tau, decode_s, time.round_s, time.verify_s, self.target_correlation
         )
         down = up = speculation.QUANTILE_95 * gain.relative_std
         if tau.low is not None:

@@ -15,6 +15,7 @@ from archsearch.acceptance.estimator import GivenAcceptance
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.acceptance.terms import training_tokens
 from archsearch.architecture import catalogue
+from archsearch.drafters.registry import family
 from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import load_device
@@ -92,6 +93,19 @@ def scorer(asked: Mix, own: Any = None, acceptance: Any = None, device: str = "h
         TARGET, Workload(1, 512, 1, "bfloat16", "graph"), own, acceptance or PriorAcceptance()
     )
     return MixScorer(base, asked, load_device(device))
+
+
+@pytest.mark.parametrize("name", ["ngram", "eagle3"])
+def test_a_load_of_one_request_is_as_sure_as_the_request_alone(name: str) -> None:
+    """Rounds that draft nothing are in the band of an n-gram's speed-up too."""
+    part = {"name": "one", "weight": 1, "concurrency": 1, "prompt_tokens": 400, "output_tokens": 9}
+    draft, own = family(name).usual(TARGET), scorer(mix(part))
+    alone = Scorer(own.target, own.workload, own.latency, own.acceptance)
+    loaded = own(draft)
+    assert loaded.mix is not None and loaded.mix.parts[0].gamma
+    assert loaded.speedup.relative_std == pytest.approx(
+        alone(draft, loaded.gamma).speedup.relative_std, rel=1e-9
+    )
 
 
 def test_a_score_is_what_traffic_says_of_the_same_parts() -> None:
