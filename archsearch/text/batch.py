@@ -201,7 +201,8 @@ class BatchWriter:
         few, many = min(self.step_s), max(self.step_s)
         row_s = self.step_s[many] / many
         if many >= 2 * few:
-            row_s = max(0.0, (self.step_s[many] - self.step_s[few]) / (many - few))
+            more_s = (self.step_s[many] - self.step_s[few]) / (many - few)
+            row_s = min(row_s, max(0.0, more_s))  # noise may say more
         elif self.step_s[many] * length > left_s:
             return min(many, readable)
         fixed_s = self.step_s[many] - many * row_s
