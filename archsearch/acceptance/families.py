@@ -127,6 +127,11 @@ class FamilyAcceptance:
     # over all rounds, by gamma, where they were counted: no curve then
     taus: Mapping[int, Estimate] | None = None
 
+    @property
+    def drafting(self) -> float:
+        """The share of rounds that draft."""
+        return 1.0 if self.share is None else self.share.value
+
     def tau_at(self, gamma: int) -> Estimate:
         """tau over all rounds at a gamma, with its interval."""
         alpha, drift = self.acceptance.alpha, self.acceptance.drift

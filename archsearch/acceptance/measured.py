@@ -404,7 +404,7 @@ def resampled_ratio(
     value = float(whole[0] / whole[1])
     if len(totals) < 2 or resamples < 2:
         return Resampled(value, np.zeros(0), fallback_std if len(totals) < 2 else 0.0)
-    # [resamples, texts]; not tokens, which depend on each other
+    # [resamples, texts]: texts are drawn, not tokens, which depend on each other
     picks = np.random.default_rng(seed).integers(len(totals), size=(resamples, len(totals)))
     sums = np.take(totals.T, picks, axis=1).sum(axis=2)
     filled = sums[1] > 0

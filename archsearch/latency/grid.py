@@ -82,12 +82,7 @@ class GridLatency:
         return np.where(longer <= idle, idle, longer)
 
     def _launched(
-        self,
-        costs: RoundCosts,
-        read: Estimate,
-        gamma: int,
-        first: Numbers,
-        later: Numbers,
+        self, costs: RoundCosts, read: Estimate, gamma: int, first: Numbers, later: Numbers
     ) -> Array:
         """`rounds.round_time` of an engine whose host is modelled; `read`: the target's pass."""
         asked = (self.target, self.grid, self.workload, gamma, read, (Many(first), Many(later)))

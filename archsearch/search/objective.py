@@ -280,14 +280,13 @@ class Scorer:
             counted = drafter.with_share(known.share.value) if known.share is not None else drafter
             return self.measured(counted, known.acceptance.alpha, known.taus)
         alpha, drift = known.acceptance.alpha, known.acceptance.drift
-        share = known.share.value if known.share is not None else 1.0
         positions = speculation.drifting_positions(alpha.value, drift.value, max(self.gammas))
         reach = speculation.accepted_by_position(positions)
 
         return self._best(
-            drafter.with_share(share),
+            drafter.with_share(known.drafting),
             alpha,
-            lambda gamma: 1.0 + share * math.fsum(reach[:gamma]),
+            lambda gamma: 1.0 + known.drafting * math.fsum(reach[:gamma]),
             known.tau_at,
             assumed=known.assumed,
         )
@@ -448,7 +447,7 @@ class Scorer:
             if each not in self._verify_s:
                 self._verify_s[each] = self.latency.verify_s(self.target, self.workload, each)
         verify_s = {each: self._verify_s[each] for each in allowed}
-        if not rounds.keys() >= verify_s.keys():
+        if len(allowed) > 1 and not rounds.keys() >= verify_s.keys():
             means_s = latency.means_s(self.target, asked, self.workload, verify_s)
             if means_s is not None:
                 gains = [tokens_of(each) for each in allowed] / means_s

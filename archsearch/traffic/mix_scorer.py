@@ -174,7 +174,7 @@ class MixScorer(Scorer):
         near = int(at[abs(at - max(each.drafting.running, 1.0)).argmin()])
         workload = replace(self.workload, context_len=each.part.context, batch_size=near)
         known = self.predicted_acceptance(drafter, context_of(self, each.part))
-        drafter = drafter.with_share(known.share.value if known.share is not None else 1.0)
+        drafter = drafter.with_share(known.drafting)
         tau = known.tau_at(gamma) if taus is None else taus[gamma]
         time = self.latency.round(self.target, drafter, workload, gamma)
         decode_s = self.latency.decode_s(self.target, workload)

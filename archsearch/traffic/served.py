@@ -215,8 +215,7 @@ def _accepted(scorer: Scorer, drafter: Drafter, part: LoadPart) -> tuple[Any, fl
         alpha, drift = estimator.alphas(drafter.architecture, context_of(scorer, part))
         return np.broadcast_to(alpha, drafter.architecture.shape), drift, 1.0
     known = scorer.predicted_acceptance(drafter, context_of(scorer, part))
-    share = known.share.value if known.share is not None else 1.0
-    return known.acceptance.alpha.value, known.acceptance.drift.value, share
+    return known.acceptance.alpha.value, known.acceptance.drift.value, known.drafting
 
 
 def _better(first: Steady, second: Steady) -> NDArray[np.bool_]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -73,16 +72,14 @@ def times_over_batches(
     drafter = as_drafter(draft)
     latency = latency.beside(drafter)
     asked = drafter.model or drafter
-    at, drafts = np.asarray(sizes, dtype=float), np.empty(0)
+    drafts = np.empty(0)
     if isinstance(asked, ShapeGrid):
         able, shape = tuple(gammas), asked.shape
         priced = [GridLatency(latency, target, asked, work, able) for work in workloads]
         idle = np.array([np.broadcast_to(each.idle(), shape) for each in priced])
-        times = [list(each.rounds()) for each in priced]
-        rounds, drafts = (
-            np.array([[np.broadcast_to(of(time).value, shape) for time in row] for row in times])
-            for of in (attrgetter("round_s"), attrgetter("draft_s"))
-        )
+        times = [[(time.round_s, time.draft_s) for time in each.rounds()] for each in priced]
+        both = [[[np.broadcast_to(x.value, shape) for x in pair] for pair in row] for row in times]
+        rounds, drafts = np.moveaxis(np.array(both), 2, 0)
     else:
         able = drafter.gammas(tuple(gammas))
         if isinstance(latency, LatencyModel):
@@ -96,7 +93,7 @@ def times_over_batches(
         idle = np.array([latency.idle_s(target, asked, work).value for work in workloads])
         rounds = np.array([_rounds_s(latency, target, asked, work, able) for work in workloads])
     decode = np.array([latency.decode_s(target, work).value for work in workloads])
-    return RoundTimes(at, able, decode, idle, rounds, drafts)
+    return RoundTimes(np.asarray(sizes, float), able, decode, idle, rounds, drafts)
 
 
 def _rounds_s(
@@ -205,9 +202,9 @@ def service_of(
     elif gamma == 0:
         rounds = (times.decode + times.idle.T).T
     else:
-        rounds = times.round[:, times.gammas.index(gamma)]
+        rounds = np.ascontiguousarray(times.round[:, times.gammas.index(gamma)])
     most = held if held is not None else MOST_RUNNING
-    return Service(times.at, np.asarray(rounds), tokens, prefill, output_tokens, most, **more)
+    return Service(times.at, rounds, tokens, prefill, output_tokens, most, **more)
 
 
 def held_by(

@@ -93,13 +93,13 @@ def initialise_draft(
     layers = choose_layers(arch.num_hidden_layers, target_arch.num_hidden_layers)
     with torch.no_grad():
         old, new = target_arch.hidden_size, arch.hidden_size
-        rotation, used = None, sorted({layer for layer in layers if layer is not None})
+        rotation, used = None, tuple(sorted({layer for layer in layers if layer is not None}))
         energy: dict[int, Tensor] = {}
         if new < old or arch.intermediate_size < target_arch.intermediate_size:
-            observed, chosen = {} if observed is None else observed, tuple(used)
-            if chosen not in observed:
-                observed[chosen] = observe(target_model, used, calibration_ids)
-            vectors, energy = observed[chosen]
+            observed = {} if observed is None else observed
+            if used not in observed:
+                observed[used] = observe(target_model, used, calibration_ids)
+            vectors, energy = observed[used]
             rotation = vectors[:, -new:].flip(1).float() if new < old else None
         width = _Width(old, new, rotation, random)
         _fill_ends(target_model, draft, width)
