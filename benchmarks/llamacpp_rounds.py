@@ -68,7 +68,9 @@ def main() -> None:
                 lambda settings=settings: make_engine("llama.cpp", settings),
                 engine_target(ref, "llama.cpp", dtype),
                 ref.architecture.vocab_size,
-                reference_s=profile.probe_reference_s[f"llama.cpp {dtype}"],
+                reference_s=latency.decode_s(
+                    ref.architecture, Workload(dtype=dtype, context_len=22)
+                ).value,
             )
             engine = make_engine("llama.cpp", replace(settings, concurrency=requests))
             drafts = [draft_of(ref.architecture, *shape) for shape in SHAPES]
@@ -135,7 +137,7 @@ def main() -> None:
                     architecture=ref.architecture,
                     dtype=dtype,
                     mode="eager",
-                    slowdown=probe.now,
+                    references=profile.probe_reference_s,
                     contexts=CONTEXTS,
                     repeats=1,
                     rounds=2 * MIN_STEPS,

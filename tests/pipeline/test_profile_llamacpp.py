@@ -3,7 +3,6 @@ made up."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,10 +34,18 @@ TARGET = resolve_target("smollm2-135m")
 
 
 class LlamaCpp(MadeUpEngine):
-    """A pass of the draft over what was verified, besides those that draft."""
+    """A pass of the draft over what was verified, besides those that draft, and the target's over
+    one token, `slower` in all engines but the first."""
+
+    slower, runs = 1.0, 0
+
+    def start(self, *args: Any, **options: Any) -> None:
+        super().start(*args, **options)
+        type(self).runs += 1
 
     def steps(self) -> tuple[EngineStep, ...]:
         def caught_up(step: EngineStep) -> EngineStep:
+            step = replace(step, plain_s=0.011 * (self.slower if self.runs > 1 else 1.0))
             if not step.gamma:
                 return step
             return replace(
@@ -54,6 +61,7 @@ class LlamaCpp(MadeUpEngine):
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The settings of every engine that was made; no target is loaded, no draft written."""
     kept: list[Any] = []
+    monkeypatch.setattr(LlamaCpp, "runs", 0)
 
     def make(name: str, settings: Any, tokenizer: Any = None) -> LlamaCpp:
         kept.append(settings)
@@ -117,10 +125,16 @@ def test_every_precision_is_measured_and_priced(made: list[Any], tmp_path: Path)
 def test_how_slow_the_machine_was_is_said_by_the_engines_own_steps(
     made: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = nullcontext(lambda: 1.5)
-    monkeypatch.setattr(in_engine, "_plain_steps", lambda *args: steps)
+    monkeypatch.setattr(LlamaCpp, "slower", 1.5)
     summary = profile_device(request(tmp_path, quick=True, dtypes=("q8_0",)))
-    assert summary.measured.slowdown_median == 1.5
+    assert summary.measured.slowdown_median == pytest.approx(1.5)
+    profile = Profile.load(tmp_path)
+    assert profile.probe_reference_s == {"llama.cpp pass q8_0": 0.011}
+    rows = profile.select("pass", "q8_0", "eager")
+    passes = {PassShape.of(row).tokens: row for row in rows if PassShape.of(row).role == "target"}
+    # the first call ran at the reference; the seconds of others are divided
+    assert passes[1].median_s == pytest.approx(11e-3)
+    assert passes[2].median_s == pytest.approx(12e-3 / 1.5)
 
 
 def test_rows_of_a_machine_that_others_had_are_left_out(
@@ -129,12 +143,14 @@ def test_rows_of_a_machine_that_others_had_are_left_out(
     """Dividing by 14 gave passes of 135 MB in 0.7 ms, and a speed-up of 0.04 where 0.86 was
     measured, 17 of its standard deviations away."""
     asked = request(tmp_path, quick=True, dtypes=("q8_0",))
-    for slowdown, rows in ((14.0, False), (1.0, True)):
-        steps = nullcontext(lambda known=slowdown: known)
-        monkeypatch.setattr(in_engine, "_plain_steps", lambda *args, steps=steps: steps)
-        assert bool(profile_device(asked).new_rows) == rows
+    for slowdown, drafts in ((14.0, 0), (1.0, 3)):
+        monkeypatch.setattr(LlamaCpp, "slower", slowdown)
+        profile_device(asked)
+        rows = Profile.load(tmp_path).select("pass", "q8_0", "eager")
+        shapes = {PassShape.of(row).architecture for row in rows}
+        assert len(shapes - {TARGET.architecture}) == drafts
         said = capsys.readouterr().err
-        assert ("left out: the machine was 14 times slower" in said) != rows
+        assert ("left out: the machine was 14 times slower" in said) != bool(drafts)
 
 
 def test_quick_is_one_precision_and_three_drafts(made: list[Any], tmp_path: Path) -> None:

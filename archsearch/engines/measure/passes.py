@@ -102,7 +102,8 @@ class PassRequest:
     `target`: what the engine loads, of `architecture`; `contexts`: tokens in the cache in mid-run,
     in turn; `rounds`: in place of a case's tokens, whole rounds of every answer.
     `slowdown()`: how much slower than its reference the machine is now, asked before and after
-    every call.
+    every call. Where steps have a pass for comparison, that says it, against the one in
+    `references`, by engine and dtype, which the first call fills in.
     """
 
     target: object
@@ -113,6 +114,7 @@ class PassRequest:
     repeats: int = 3
     slowdown: Callable[[], float] = lambda: 1.0
     rounds: int | None = None
+    references: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -126,9 +128,8 @@ class StepRows:
 
     engine: str
     asked: PassRequest
-    times: dict[_Times, list[float]] = field(default_factory=dict)
+    times: dict[_Times, list[tuple[float, float]]] = field(default_factory=dict)  # and slowdowns
     contexts: dict[_Times, list[float]] = field(default_factory=dict)  # of `drafted` ones
-    slowdowns: list[float] = field(default_factory=list)
     grown: set[_Times] = field(default_factory=set)
     rng: random.Random = field(default_factory=lambda: random.Random(0))
 
@@ -166,7 +167,12 @@ class StepRows:
             raise RunFailed(
                 f"{engine.name} does not tell what its steps take, so they cannot be profiled"
             )
-        slowdown = 0.5 * (before + asked.slowdown())
+        plain = [step.plain_s for step in steps if step.plain_s is not None]
+        if plain:
+            plain_s, key = statistics.median(plain), f"{self.engine} pass {asked.dtype}"
+            slowdown = plain_s / asked.references.setdefault(key, plain_s)
+        else:
+            slowdown = 0.5 * (before + asked.slowdown())
         self.add(steps, batch, gamma, case.draft, slowdown)
 
     def add(
@@ -179,7 +185,6 @@ class StepRows:
     ) -> None:
         """Take the steps at full `batch` that read no prompt and had `gamma` tokens of every
         request judged: the last rounds of a request may be shorter."""
-        self.slowdowns.append(slowdown)
         facts = ENGINES.get(self.engine, ANY_ENGINE)
         passes = gamma + facts.catches_up if gamma else 0
         for step in steps:
@@ -189,45 +194,45 @@ class StepRows:
             if isinstance(draft, Drafter):
                 shape = DraftedShape(self.engine, draft, gamma, batch, 0)
                 key = _Times("drafted", shape, "cold")
-                self._keep(key, (step.seconds - step.target_s) / slowdown)
+                self._keep(key, step.seconds - step.target_s, slowdown)
                 self.contexts.setdefault(key, []).append(step.context)
                 continue
             if len(step.draft_s) != passes:
                 continue
             context = _rounded(step.context)
             at = (batch, gamma + 1, context)
-            self._pass("target", self.asked.architecture, at, "cold", step.target_s / slowdown)
+            self._pass("target", self.asked.architecture, at, "cold", step.target_s, slowdown)
             each = [max(1, round(tokens / batch)) for tokens in step.draft_tokens]
             for number, (seconds, tokens) in enumerate(zip(step.draft_s, each, strict=True)):
                 assert draft is not None
                 cache = "warm" if number else "cold"
-                self._pass("draft", draft, (batch, tokens, context), cache, seconds / slowdown)
+                self._pass("draft", draft, (batch, tokens, context), cache, seconds, slowdown)
             rest = RestShape(self.engine, gamma, batch, each[0] if each else 0)
             assert step.other_s is not None
-            self._keep(_Times("rest", rest, "warm"), step.other_s / slowdown)
+            self._keep(_Times("rest", rest, "warm"), step.other_s, slowdown)
 
     def _pass(
-        self, role: Any, arch: Architecture, at: tuple[int, int, int], cache: str, seconds: float
+        self, role: Any, arch: Architecture, at: tuple[int, int, int], cache: str, *took: float
     ) -> None:
-        self._keep(_Times("pass", PassShape(self.engine, role, arch, *at), cache), seconds)
+        self._keep(_Times("pass", PassShape(self.engine, role, arch, *at), cache), *took)
 
-    def _keep(self, key: _Times, seconds: float) -> None:
-        self.times.setdefault(key, []).append(seconds)
+    def _keep(self, key: _Times, seconds: float, slowdown: float) -> None:
+        self.times.setdefault(key, []).append((seconds / slowdown, slowdown))
         self.grown.add(key)
 
     def rows(self) -> list[Measurement]:
         """What is new; things seen fewer than MIN_STEPS times are left out. The row that
         `measured_models` looks for comes last, so that a model half of whose rows were written is
         measured again."""
-        slowdown = statistics.median(self.slowdowns) if self.slowdowns else 1.0
         found = []
-        for key, times in self.times.items():
-            if len(times) < MIN_STEPS or key not in self.grown:
+        for key, kept in self.times.items():
+            if len(kept) < MIN_STEPS or key not in self.grown:
                 continue
+            times, slowdowns = zip(*kept, strict=True)
             shape, how = key.shape, (self.asked.dtype, self.asked.mode, key.cache)
             if key in self.contexts:
                 shape = replace(shape, context=_rounded(statistics.fmean(self.contexts[key])))
-            found.append(row_of(key.kind, shape, how, times, slowdown))
+            found.append(row_of(key.kind, shape, how, times, statistics.median(slowdowns)))
         self.grown.clear()
         return sorted(found, key=lambda row: 2 * _marks(row) or row.kind == "pass")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -73,9 +73,9 @@ def profile_engine(
     with drafters that are no models; the rows are recorded, and what is known is not measured
     again.
 
-    Where two engines have room, times are divided by plain steps of the target alone, in a
-    second one; `slowdown` says elsewhere how slow the machine is. Raises ArchsearchError without a
-    target.
+    Times are divided by plain steps of the target alone: passes of it beside each of an engine on
+    GGUF files, else, where two engines have room, steps of a second one; `slowdown` says elsewhere
+    how slow the machine is. Raises ArchsearchError without a target.
     """
     request, profile = run.request, run.profile
     name, ref = request.engine_name, request.target_in_engine()
@@ -108,22 +108,30 @@ def profile_engine(
         if facts.gguf:  # its passes are run apart from its rounds: a start a gamma, as few rounds
             # as make a row; luck may accept more of a draft, so that there are fewer
             rounds = math.ceil(1.3 * MIN_STEPS)
-            asked = replace(asked, contexts=CONTEXTS, repeats=1, rounds=rounds)
+            references = profile.probe_reference_s
+            asked = replace(
+                asked, contexts=CONTEXTS, repeats=1, rounds=rounds, references=references
+            )
 
         def engine(case: Case) -> Engine:
             made = not here or (isinstance(case.draft, Drafter) and case.draft.trains)
             return registry.make_engine(name, replace(settings, dummy_weights=made))
 
         left: list[Measurement] = []
+        known = len(profile.probe_reference_s)
 
         def record(row: Measurement) -> None:
+            if len(profile.probe_reference_s) > known and profile.folder is not None:
+                profile.save_header()  # before the rows that are divided by it
             if row.slowdown > MOST_SLOWDOWN:
                 left.append(row)
             else:
                 profile.record(row)
 
         with (
-            _plain_steps(run, target, plain, slowdown) as probe,
+            nullcontext(slowdown)
+            if facts.gguf
+            else _plain_steps(run, target, plain, slowdown) as probe,
             ProgressLine(f"passes of {name}, {dtype}") as line,
         ):
             asked = replace(asked, slowdown=probe)

@@ -86,8 +86,9 @@ class Library:
 def test_a_round_is_run_again_as_the_server_runs_it() -> None:
     target, draft = Library(), Library()
     passes = worker.passes.Passes()
-    passes.target, passes.draft = (
-        worker.passes.Model(made, "file", 128, 3) for made in (target, draft)
+    plain = Library()
+    passes.target, passes.draft, passes.plain = (
+        worker.passes.Model(made, "file", 128, 3) for made in (target, draft, plain)
     )
     steps = [
         {"prefill": True, "context": 0.0, "gamma": 0},
@@ -106,6 +107,9 @@ def test_a_round_is_run_again_as_the_server_runs_it() -> None:
     rounds = [[(1, at, 1), (1, at + 1, 1), (1, at + 2, 1), (4, at, 1)] for at in (11, 13)]
     assert draft.decoded == [(11, 0, 1), *rounds[0], *rounds[1]] and draft.removed == [11, 13, 13]
     assert "target_s" not in steps[0] and steps[1]["target_s"] > 0
+    # beside each round the target's pass over one token, always behind as many
+    assert plain.decoded == [(16, 0, 1), (1, 16, 1), (1, 16, 1)] and plain.removed == [16]
+    assert "plain_s" not in steps[0] and steps[1]["plain_s"] > 0
     assert steps[1]["draft_tokens"] == [4, 1, 1, 1] and len(steps[1]["draft_s"]) == 4
 
 
@@ -114,6 +118,7 @@ def test_without_a_draft_only_the_target_runs() -> None:
     steps = [{"context": 600.0, "gamma": 0}]
     passes = worker.passes.Passes()
     passes.target = worker.passes.Model(target, "file", 1024, 3)
+    passes.plain = worker.passes.Model(Library(), "file", 1024, 3, passes.target.weights)
     passes.add({"steps": steps, "token_ids": [5]})
     assert target.decoded == [
         (512, 0, 1),
@@ -196,5 +201,6 @@ def test_the_real_library_times_the_passes_of_the_real_server(dtype: str, tmp_pa
         assert (
             step.target_s is not None
             and 0 < step.target_s < 1
+            and 0 < step.plain_s < step.target_s
             and all(0 < seconds < 1 for seconds in step.draft_s)
         )

@@ -31,6 +31,8 @@ from loop import Failed, Message, claim_stdout, serve
 PARAMETER_WORDS = 128
 """Room for llama.h's parameter structs, which grow from build to build (about 40 words in 2026);
 they are passed by value."""
+PLAIN_AT = 16
+"""Tokens behind which the target's pass over one token is run for comparison."""
 DEFAULTS = [512, 2048, 512, 1]
 """n_ctx, n_batch, n_ubatch, n_seq_max: the first words of llama_context_params, which say that the
 layout is the known one."""
@@ -95,16 +97,20 @@ def library(path: str) -> ctypes.CDLL:
 
 
 class Model:
-    """A model of its own with a context of `room` tokens."""
+    """A model with a context of `room` tokens; `weights`: those of another one of the same file."""
 
-    def __init__(self, functions: Any, path: str, room: int, threads: int) -> None:
+    def __init__(
+        self, functions: Any, path: str, room: int, threads: int, weights: Any = None
+    ) -> None:
         self.functions, self.cached = functions, 0
-        model = functions.llama_model_load_from_file(
+        self.weights = weights or functions.llama_model_load_from_file(
             path.encode(), functions.llama_model_default_params()
         )
         parameters = functions.llama_context_default_params()
         parameters.words[0] = room
-        self.context = functions.llama_init_from_model(model, parameters) if model else None
+        self.context = (
+            functions.llama_init_from_model(self.weights, parameters) if self.weights else None
+        )
         if not self.context:
             raise Failed(f"llama.cpp does not load {path}")
         functions.llama_set_n_threads(self.context, threads, threads)
@@ -145,21 +151,24 @@ class Model:
 
 class Passes:
     """The passes of one server's rounds: models of its files (their pages are shared), each with a
-    context of `room` tokens."""
+    context of `room` tokens; `plain`: the target once more, for its pass over one token in every
+    round, which says how slow the machine was in it."""
 
     target: Any = None
     draft: Any = None
+    plain: Any = None
 
     def load(self, request: Message) -> Message:
         functions = library(request["library"])
         size = (request["room"], request["threads"])
         self.target = Model(functions, request["target"], *size)
+        self.plain = Model(functions, request["target"], *size, self.target.weights)
         self.draft = Model(functions, request["draft"], *size) if request["draft"] else None
         return {}
 
     def add(self, request: Message) -> Message:
-        """Fill in `target_s`, `draft_s` and `draft_tokens` of the steps behind the prompt
-        `token_ids`.
+        """Fill in `plain_s`, `target_s`, `draft_s` and `draft_tokens` of the steps behind the
+        prompt `token_ids`.
 
         The draft's pass over what was verified comes first: it is the first that its weights come
         from memory for, and the passes of one token of the next round follow it.
@@ -176,6 +185,8 @@ class Passes:
                 singles = [
                     self.draft.pass_s(rows[row : row + 1], at + row, True) for row in range(gamma)
                 ]
+            self.plain.fill(token_ids, PLAIN_AT)
+            step["plain_s"] = self.plain.pass_s(token_ids[:1], PLAIN_AT, True)
             self.target.fill(token_ids, at)
             step["target_s"] = self.target.pass_s(rows, at, True)
             if singles:
