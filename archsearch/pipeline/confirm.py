@@ -185,10 +185,9 @@ def confirm_rank(
     prompts: Path | None = None,
     trainer: DraftTrainer | None = None,
     choice: EngineChoice | None = None,
-    stopping: bool = True,
 ) -> Confirmed:
     """Run target alone and target + draft in the engine, interleaved, on held-out prompts; write
-    confirmed.json. Where no `gammas` are asked for, a draft that gains by `stopping` where it is
+    confirmed.json. Where no `gammas` are asked for, a draft that gains by stopping where it is
     unsure, by replay, runs so beside its gamma.
 
     Raises MissingDataError for a rank without weights.
@@ -216,7 +215,7 @@ def confirm_rank(
             f"gamma {gamma}": (case.folder, gamma) for gamma in sorted(set(wanted))
         }
         stops = None
-        if stopping and not gammas and bench.choice.server_url is None:
+        if not gammas and bench.choice.server_url is None:
             with suppress(ArchsearchError):  # an engine that takes none, a trace of other text
                 replays = Replays.of(case.scorer, bench.name, trained, bench.trainer)
                 stops = replays.stopping

@@ -342,8 +342,7 @@ class Confirming:
             file.save()
         for rank in missing():
             prompts = self.prompts(count - rank + 1 + later)
-            # Without the draft that stops where unsure: its time is in no plan.
-            confirm_rank(session, rank, trainer=self.trainer, prompt_count=prompts, stopping=False)
+            confirm_rank(session, rank, trainer=self.trainer, prompt_count=prompts)
             done += [] if rank in done else [rank]
             file.save()
         file.step("confirm", time.monotonic() - begin)

@@ -207,9 +207,7 @@ def _train_along(
 
 def confirm_job(session: SearchSession, job: Job, trainer: DraftTrainer) -> float:
     """Run a rank of the search in the engine; its measured speed-up."""
-    found = confirm_rank(
-        session, job.rank, trainer=trainer, prompt_count=job.prompts, stopping=False
-    )
+    found = confirm_rank(session, job.rank, trainer=trainer, prompt_count=job.prompts)
     return found.speedup.value
 
 

@@ -29,9 +29,10 @@ from archsearch.search.rungs import Plan
 
 EXACT_TOKENS: Final = 4 * 32 * 2  # what the exactness check in float32 generates
 FLOAT32_COST: Final = 2.0  # of a target step, beside the run's dtype
-TYPICAL_SPEEDUP: Final = 1.5  # of the half of a confirmation that runs with a draft
+TYPICAL_SPEEDUP: Final = 1.5  # of what a confirmation runs with a draft
+DRAFTS: Final = 2  # ways in which one draft is run: at its gamma, and stopping where it is unsure
 # a head and a draft beside the target alone, in confirmations of one draft
-COMPARISON_COST: Final = 2.0
+COMPARISON_COST: Final = 1.4
 LOOKS: Final = 3  # at the speed of a machine that seems busy
 BETWEEN_LOOKS_S: Final = 2.0
 
@@ -111,9 +112,9 @@ def confirm_seconds(
     """(seconds per prompt of `prompt_tokens` tokens, fixed seconds) of confirming one draft, from
     the profile's times and the machine's speed now (`slowdown`: where that is known).
 
-    A prompt is read by the target alone, by the target beside the draft, and by the draft. A token
-    of it is priced at what one more costs a verification pass (long passes use a machine better);
-    the draft as the target's share that a typical speed-up leaves.
+    A prompt is read by the target alone, and in each of DRAFTS ways by the target beside the draft
+    and by the draft. A token of it is priced at what one more costs a verification pass (long
+    passes use a machine better); the draft as the target's share that a typical speed-up leaves.
     """
     slowdown = slowdown or machine_slowdown(session.source) or 1.0
     scorer, request = session.scorer, session.request
@@ -123,9 +124,8 @@ def confirm_seconds(
         scorer.latency.verify_s(scorer.target, scorer.workload, most).value - scorer.decode_s.value
     )
     read_s = max(0.0, longer / most) * slowdown * prompt_tokens
-    per_prompt = (request.answer_tokens * step_s + read_s) * (
-        1.0 + 1.0 / TYPICAL_SPEEDUP
-    ) + read_s / TYPICAL_SPEEDUP
+    alone = request.answer_tokens * step_s + read_s
+    per_prompt = alone + DRAFTS * (alone + read_s) / TYPICAL_SPEEDUP
     exact = EXACT_TOKENS * FLOAT32_COST * step_s if request.temperature == 0 else 0.0
     return per_prompt, exact
 
