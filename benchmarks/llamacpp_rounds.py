@@ -18,6 +18,7 @@ import json
 import statistics
 import tempfile
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TextIO
 
@@ -50,7 +51,9 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("dtypes", nargs="*", default=["float16", "q8_0"])
     parser.add_argument("--requests", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=2, help="answers of a case")
+    parser.add_argument(
+        "--repeats", type=int, default=2, help="answers of a case, a sweep over all cases apart"
+    )
     parser.add_argument("--gammas", type=int, nargs="+", default=GAMMAS)
     parser.add_argument("--passes", action="store_true", help="the drafts' passes too")
     asked = parser.parse_args()
@@ -75,31 +78,29 @@ def main() -> None:
             engine = make_engine("llama.cpp", replace(settings, concurrency=requests))
             drafts = [draft_of(ref.architecture, *shape) for shape in SHAPES]
             cases = [(draft, gamma) for draft in drafts for gamma in asked.gammas if gamma]
-            for draft, gamma in [(None, 0)] * (0 in asked.gammas) + cases:
+            cases = [(None, 0)] * (0 in asked.gammas) + cases
+            seen: dict[tuple[Architecture | None, int], list[tuple[float, float, float]]] = {}
+            for repeat, (draft, gamma) in product(range(asked.repeats), cases):
                 folder = random_draft(draft, dtype, Path(temporary)) if draft else None
                 rates = tuple(RATE ** (place + 1) for place in range(gamma))
                 engine.start(engine_target(ref, "llama.cpp", dtype), folder, gamma, synthetic=rates)
-                times: list[float] = []
-                wall: list[float] = []
-                contexts: list[float] = []
-                for repeat in range(asked.repeats):
-                    prompts = [
-                        EnginePrompt(
-                            str(number),
-                            tuple(
-                                (17 * at + repeat + 7 * number) % 900 + 10 for at in range(PROMPT)
-                            ),
-                        )
-                        for number in range(requests)
-                    ]
-                    before = probe.now()
-                    tokens = 1 + round(ROUNDS * sum((1.0, *rates))) + gamma
-                    engine.generate(prompts, Sampling(tokens, ignore_end=True))
-                    slow = 0.5 * (before + probe.now())
-                    steps = [s for s in full_steps(engine.steps(), requests) if s.gamma == gamma]
-                    wall += [step.seconds for step in steps]
-                    times += [step.seconds / slow for step in steps]
-                    contexts += [step.context for step in steps]
+                prompts = [
+                    EnginePrompt(
+                        str(number),
+                        tuple((17 * at + repeat + 7 * number) % 900 + 10 for at in range(PROMPT)),
+                    )
+                    for number in range(requests)
+                ]
+                before = probe.now()
+                tokens = 1 + round(ROUNDS * sum((1.0, *rates))) + gamma
+                engine.generate(prompts, Sampling(tokens, ignore_end=True))
+                slow = 0.5 * (before + probe.now())
+                steps = [s for s in full_steps(engine.steps(), requests) if s.gamma == gamma]
+                seen.setdefault((draft, gamma), []).extend(
+                    (step.seconds / slow, step.seconds, step.context) for step in steps
+                )
+            for (draft, gamma), visited in seen.items():
+                times, wall, contexts = zip(*visited, strict=True)
                 work = Workload(requests, round(statistics.mean(contexts)), dtype=dtype)
                 found = (
                     latency.decode_s(ref.architecture, work)

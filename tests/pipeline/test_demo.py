@@ -22,8 +22,10 @@ def test_the_probe_runs() -> None:
     assert cpu.faster_dtype(device, TINY, 8, seconds=0.05) in ("float32", "bfloat16")
 
 
+@pytest.mark.parametrize("plain", [0.0, 3.0])
 @pytest.mark.parametrize(("slow", "fast"), [("float32", "bfloat16"), ("bfloat16", "float32")])
-def test_the_probe_takes_the_dtype_whose_steps_are_faster(monkeypatch, slow, fast) -> None:
+def test_the_probe_takes_the_dtype_whose_steps_are_faster(monkeypatch, slow, fast, plain) -> None:
+    """Plain steps, or the passes of a round where plain steps take as long."""
     now = [0.0]
 
     class Steps:
@@ -33,7 +35,7 @@ def test_the_probe_takes_the_dtype_whose_steps_are_faster(monkeypatch, slow, fas
 
         def step(self, tokens: int) -> Any:
             def run() -> None:
-                now[0] += self.seconds
+                now[0] += plain if tokens == 1 and plain else self.seconds
 
             return run
 
