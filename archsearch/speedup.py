@@ -424,7 +424,7 @@ def speedup_interval(
     holds besides tau's, the times' part, is normal in the logarithm; on each side the two add in
     squares. A round with bounds of its own counts with them instead of its std: an engine's host
     may be much slower and hardly faster. No round is shorter than the plain step whose rows it
-    holds, unless it is predicted so: gamma + 1 tokens are not more than gamma + 1 times as fast."""
+    holds, unless it is predicted so: a round that brings 2 tokens is at most twice as fast."""
     times = max(speedup.relative_std**2 - tau_value.relative_std**2, 0.0)
     rounds = (0.0, 0.0)
     if round_s is not None and round_s.low is not None and round_s.high is not None:
@@ -436,7 +436,9 @@ def speedup_interval(
         sign * math.hypot(part, QUANTILE_95 * math.sqrt(times), max(other, 0.0))
         for sign, part, other in ((-1.0, down, rounds[0]), (1.0, up, rounds[1]))
     )
-    most = (gamma + 1.0) * max(1.0, speedup.value / tau_value.value)
+    most = tau_value.value * math.exp(up)
+    if speedup.value > tau_value.value:
+        most = (gamma + 1.0) * speedup.value / tau_value.value
     return speedup.value * math.exp(low), min(speedup.value * math.exp(high), most)
 
 

@@ -25,6 +25,7 @@ from archsearch.files import write_json
 from archsearch.hardware.device import Device
 from archsearch.models.files import has_weights
 from archsearch.models.targets import resolve_drafter
+from archsearch.pipeline.candidates import served_from
 from archsearch.pipeline.in_engine import serving_scorer
 from archsearch.pipeline.serving import check_batch
 from archsearch.pipeline.session import SearchSession
@@ -264,7 +265,8 @@ def schedule_rank(
     largest = largest_gamma(ranges, 0)
     if engine_facts(asked.engine).speculative_config and largest:
         ranks = asked.scorer.workload.tensor_parallel if score.drafter is None else None
-        config = vllm_drafter_config(score.proposer, str(folder), largest, ranges, ranks)
+        model = served_from(score, folder, has_weights(folder))
+        config = vllm_drafter_config(score.proposer, model, largest, ranges, ranks)
         write_json(folder / "speculative_config.json", config)
     return planned
 

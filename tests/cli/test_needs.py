@@ -51,6 +51,13 @@ def test_what_exists_leads_the_group_of_the_best(searched: Path) -> None:
     kinds = {score["rank"]: score["needs"]["kind"] for score in result["best"]}
     assert first[0] == 1 and len(first) > 1
     assert kinds[1] == "exists" and "training" in {kinds[rank] for rank in first}
+    for score in result["best"]:  # an engine loads what exists from the hub, not an empty folder
+        folder = searched / "runs" / "gpu" / "best" / str(score["rank"])
+        served = json.loads((folder / "speculative_config.json").read_text())
+        if score["needs"]["kind"] == "exists":
+            assert served["model"] == score["needs"]["hub_id"]
+        elif score["needs"]["kind"] == "training":
+            assert served["model"].endswith(f"runs/gpu/best/{score['rank']}")
 
 
 def test_the_table_ties_what_json_ties(tmp_path: Path) -> None:

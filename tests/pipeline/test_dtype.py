@@ -3,25 +3,9 @@ apart, what verifies cheapest."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import pytest
 
-from archsearch.estimate import Estimate
-from archsearch.pipeline.latency import _fastest_dtype
-from archsearch.workload import Workload
-from tests.doubles.world import TINY
-
-
-@dataclass(frozen=True)
-class Passes:
-    """A latency model by milliseconds of passes over 1, 2, .. tokens."""
-
-    ms: tuple[float, ...]
-
-    def verify_s(self, target: Any, workload: Workload, gamma: int) -> Estimate:
-        return Estimate(self.ms[gamma] / 1e3, 0.0, "measured")
+from archsearch.pipeline.latency import fastest_dtype
 
 
 @pytest.mark.parametrize(
@@ -44,8 +28,7 @@ class Passes:
 def test_the_fastest_dtype_and_of_equals_the_one_that_verifies_cheapest(
     float32: tuple[float, ...], bfloat16: tuple[float, ...], chosen: str
 ) -> None:
+    ms = {"float32": float32, "bfloat16": bfloat16}
     for names in (("float32", "bfloat16"), ("bfloat16", "float32")):
-        models: Any = {name: Passes(float32 if name == "float32" else bfloat16) for name in names}
-        workloads = {name: Workload(batch_size=1, context_len=128, dtype=name) for name in names}
-        step_s = {name: models[name].ms[0] / 1e3 for name in names}
-        assert _fastest_dtype(models, TINY, workloads, step_s) == chosen
+        step_s = {name: ms[name][0] / 1e3 for name in names}
+        assert fastest_dtype(step_s, lambda name, gamma: ms[name][gamma] / 1e3) == chosen

@@ -13,13 +13,13 @@ from archsearch.engine_facts import ANY_ENGINE, EngineFacts, engine_facts
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.hardware.device import Device
 from archsearch.latency.model import LatencyModel
+from archsearch.pipeline.latency import GAMMAS, fastest_dtype
 from archsearch.pipeline.profile.engine import profile_engine
 from archsearch.pipeline.profile.run import ENGINE_STAND_IN, ProfileRequest, ProfileRun
 from archsearch.pipeline.serving import check_dtype
 from archsearch.profiles import EngineShape, Profile, cpu_stack
 from archsearch.progress import ProgressLine
 from archsearch.report.terminal.profile import CpuPace, Profiled
-from archsearch.speedup import tau
 from archsearch.workload import dtype_name
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 PROBE_S: Final = 8.0  # beside some seconds to build the models
 PROBE_POOL_BYTES: Final = 32 << 20
-PROBE_GAMMA, PROBE_ALPHA = 3, 0.6  # of a usual round, its draft left out
 
 
 def profile_cpu(request: ProfileRequest, device: Device) -> Profiled:
@@ -100,12 +99,8 @@ def device_dtypes(
 def faster_dtype(
     device: Device, target: Architecture, context: int, seconds: float = PROBE_S
 ) -> str:
-    """The dtype in which `target` at `context` is fastest on this CPU now, alone or verifying the
-    tokens of a usual round: its own shapes with random weights, in turn for about `seconds`.
-
-    On a Xeon with AMX a plain step takes as long in float32 as in bfloat16, and a pass over five
-    tokens 1.7 times as long.
-    """
+    """The `fastest_dtype` of `target` at `context` on this CPU now: its own shapes with random
+    weights, the dtypes in turn for about `seconds`."""
     import torch
 
     from archsearch.models.runtime import torch_dtype
@@ -113,8 +108,6 @@ def faster_dtype(
     from archsearch.profiling.timer import WeightPool
 
     torch.set_num_threads(device.threads or 1)
-    verified = 1 + PROBE_GAMMA
-    tokens = {1: 1.0, verified: tau(PROBE_ALPHA, PROBE_GAMMA)}
     times: dict[tuple[str, int], list[float]] = {}
     with torch.inference_mode():
         steps = {}
@@ -122,15 +115,17 @@ def faster_dtype(
             dtype = torch_dtype(name)
             model = build_model(target, WeightPool(PROBE_POOL_BYTES, dtype))
             run = ForwardRun(model, batch=1, context=context)
-            steps |= {(name, count): run.step(count) for count in tokens}
-            steps[name, 1]()
+            steps |= {(name, gamma): run.step(gamma + 1) for gamma in (0, *GAMMAS)}
+            steps[name, 0]()
         end = time.perf_counter() + seconds
         while not times or time.perf_counter() < end:
             for key, step in steps.items():
                 start = time.perf_counter()
                 step()
                 times.setdefault(key, []).append(time.perf_counter() - start)
-    return min(times, key=lambda key: statistics.median(times[key]) / tokens[key[1]])[0]
+    took = {key: statistics.median(each) for key, each in times.items()}
+    plain = {name: seconds for (name, gamma), seconds in took.items() if not gamma}
+    return fastest_dtype(plain, lambda name, gamma: took[name, gamma])
 
 
 def _has_model(profile: Profile, dtype: str) -> bool:
