@@ -110,7 +110,7 @@ def faster_dtype(
     torch.set_num_threads(device.threads or 1)
     times: dict[tuple[str, int], list[float]] = {}
     with torch.inference_mode():
-        steps = {}
+        steps: dict[tuple[str, int], Callable[[], object]] = {}
         for name in device_dtypes(device, ()):
             dtype = torch_dtype(name)
             model = build_model(target, WeightPool(PROBE_POOL_BYTES, dtype))

@@ -118,10 +118,10 @@ def profile_engine(
             return registry.make_engine(name, replace(settings, dummy_weights=made))
 
         left: list[Measurement] = []
-        known = len(profile.probe_reference_s)
+        before = len(profile.probe_reference_s)
 
         def record(row: Measurement) -> None:
-            if len(profile.probe_reference_s) > known and profile.folder is not None:
+            if len(profile.probe_reference_s) > before and profile.folder is not None:
                 profile.save_header()  # before the rows that are divided by it
             if row.slowdown > MOST_SLOWDOWN:
                 left.append(row)
