@@ -127,14 +127,10 @@ class EnginePasses:
 
     def _fit_passes(self, rows: list[Measurement]) -> None:
         asked = [_asked(row) for row in rows]
-
-        def features_of(cache: CacheFit) -> Array:
-            return np.array([self._features(*each, cache) for each in asked])
-
         halves = self.cache_bytes * np.array([0.4, 0.7, 1.0, 1.5, 2.2])
         times = np.array([row.median_s for row in rows])
         self.cache_, self._coefficients, log_ratio = fit_cache(
-            features_of, times, halves, (1.5, 3.0)
+            self._features, asked, times, halves, (1.5, 3.0)
         )
         self.coefficients_ = dict(zip(FEATURES, self._coefficients.tolist(), strict=True))
         inputs = [[*_inputs(a), *_place(part, cold, of)] for a, part, cold, of in asked]

@@ -153,12 +153,9 @@ class FittedPasses:
         stacks = steady(self.profile.select("layer", self.dtype, self.mode))
         layers = [(self._stack_features(ForwardShape.of(row)), row.median_s) for row in stacks]
 
-        def features_of(cache: CacheFit) -> Array:
-            return np.array([self._features(*point, cache) for point in points])
-
         llc = float(self.profile.device.get("last_level_cache_bytes") or (32 << 20))
         self.cache_, self._coefficients, log_ratio = fit_cache(
-            features_of, times, llc * CACHE_SHARES, (1.5, 3.0, 6.0), layers
+            self._features, points, times, llc * CACHE_SHARES, (1.5, 3.0, 6.0), layers
         )
         return log_ratio
 
@@ -205,28 +202,30 @@ class FittedPasses:
 
 
 def fit_cache(
-    features_of: Callable[[CacheFit], Array],
+    features: Callable[..., list[float]],
+    points: Sequence[tuple[object, ...]],
     times: Array,
     halves: Iterable[float],
     steepnesses: Iterable[float],
     more: Sequence[tuple[Array, float]] = (),
 ) -> tuple[CacheFit, Array, Array]:
     """The cache's half point and steepness (grid) with the coefficients (non-negative least
-    squares) that fit `times` best, and log(measured / base) [rows]. `more`: features and seconds of
-    rows that count for the coefficients only."""
-    best: tuple[float, CacheFit, Array] | None = None
+    squares) that fit `times` best, and log(measured / base) [rows]. `features` of a point and a
+    cache; `more`: features and seconds of rows that count for the coefficients only."""
+    best: tuple[float, CacheFit, Array, Array] | None = None
     for half, steepness in itertools.product(halves, steepnesses):
         cache = CacheFit(float(half), steepness)
-        features = features_of(cache)
+        rows = np.array([features(*point, cache) for point in points])
         coefficients = nonnegative_fit(
-            np.vstack([features, *(row for row, _ in more)]), np.append(times, [s for _, s in more])
+            np.vstack([rows, *(row for row, _ in more)]), np.append(times, [s for _, s in more])
         )
-        error = float(np.abs(np.log(np.maximum(features @ coefficients, 1e-9) / times)).sum())
+        base = rows @ coefficients
+        error = float(np.abs(np.log(np.maximum(base, 1e-9) / times)).sum())
         if best is None or error < best[0]:
-            best = (error, cache, coefficients)
+            best = (error, cache, coefficients, base)
     assert best is not None
-    _, cache, coefficients = best
-    return cache, coefficients, np.log(times / (features_of(cache) @ coefficients))
+    _, cache, coefficients, base = best
+    return cache, coefficients, np.log(times / base)
 
 
 def linear(coefficients: Array, features: Sequence[float]) -> float:

@@ -139,7 +139,7 @@ class Climb:
         rung_s = self._rung_time(rest)
         if not self.state.rounds:  # the machine's speed decides how many more can be
             label = "the prior's best, to learn the machine's speed"
-            self._train_short(first[0].architecture, rungs.FIRST_TOKENS, label, rung_s / 6)
+            self.trainings.short(first[0].architecture, rungs.FIRST_TOKENS, label, rung_s / 6)
         if not self.belief.shorts:
             return
         if self.belief.full_tokens is None:
@@ -173,7 +173,7 @@ class Climb:
         self.trainings.shorts_together(entry.shapes, entry.tokens)
         for place, shape in enumerate(entry.shapes, start=1):
             label = f"round {number}/{of}, shape {place}/{len(entry.shapes)}"
-            self._train_short(shape, entry.tokens, label)
+            self.trainings.short(shape, entry.tokens, label)
         self.belief.learn()
         entry.seconds = (entry.seconds or 0.0) + self.file.clock() - start
         self._judge(entry)
@@ -332,12 +332,6 @@ class Climb:
         self.state.rounds.append(entry)
         self.file.save()
         return entry
-
-    def _train_short(
-        self, shape: Architecture, tokens: int, label: str, limit_s: float | None = None
-    ) -> None:
-        self.pool.setdefault(shape)
-        self.trainings.short(shape, tokens, label, limit_s)
 
     def _judge(self, entry: RoundEntry) -> None:
         """Who of the round cannot win any more, and why."""
