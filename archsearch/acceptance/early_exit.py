@@ -61,8 +61,7 @@ def exit_traces(
             for layer in layers:  # hidden_states[0] is the embedding
                 rows = norm(states[layer].reshape(-1, states[layer].shape[-1])[batch.positions])
                 hits = (functional.linear(rows, weight).argmax(-1) == batch.greedy_ids).cpu()
-                counts = [len(sequences[i].greedy_ids) for i in chosen]
-                for i, part in zip(chosen, hits.split(counts), strict=True):
+                for i, part in zip(chosen, batch.by_text(hits), strict=True):
                     found[layer][i] = part.numpy()
         done += len(chosen)
         progress("exits", done, len(sequences))

@@ -355,8 +355,7 @@ def _draft_states(
                         "the draft computes NaN or infinite states: its weights are broken; train"
                         " or load it again"
                     )
-            counts = [len(sequences[i].greedy_ids) for i in chosen]
-            yield from zip(chosen, states.split(counts), strict=True)
+            yield from zip(chosen, batch.by_text(states), strict=True)
     finally:
         draft.train(training)
 

@@ -32,7 +32,8 @@ JUDGED_TOKENS: Final = 4096  # side by side, where drafts are judged
 class Batch:
     """Sequences side by side, right-padded: `input_ids` [rows, width]; `positions` [n] into the
     flattened inputs, where written tokens are predicted; there `hidden` [n, target hidden],
-    `greedy_ids`, `token_ids` [n]. `tokens`: inputs without padding."""
+    `greedy_ids`, `token_ids` [n]. `tokens`: inputs without padding; `written`: tokens written of
+    each text."""
 
     input_ids: Tensor
     positions: Tensor
@@ -40,6 +41,11 @@ class Batch:
     greedy_ids: Tensor
     token_ids: Tensor
     tokens: int
+    written: tuple[int, ...]
+
+    def by_text(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """`rows` [n, ...] of the written tokens, those of each text apart."""
+        return rows.split(list(self.written))
 
     def to(self, device: torch.device) -> Self:
         if self.input_ids.device == device:
@@ -66,6 +72,7 @@ def make_batch(sequences: Sequence[CachedSequence]) -> Batch:
         torch.cat([s.greedy_ids for s in sequences]),
         torch.cat([s.written for s in sequences]),
         sum(len(s) - 1 for s in sequences),
+        tuple(len(s.greedy_ids) for s in sequences),
     )
 
 
@@ -135,8 +142,7 @@ def greedy_matches(draft: PreTrainedModel, sequences: Sequence[CachedSequence]) 
         for chosen, batch in batches_of(sequences, JUDGED_TOKENS, weight.device):
             best = functional.linear(draft_states(draft, batch).to(weight.dtype), weight).argmax(-1)
             matches = ((best if kept is None else kept[best]) == batch.greedy_ids).cpu()
-            counts = [len(sequences[i].greedy_ids) for i in chosen]
-            for i, part in zip(chosen, matches.split(counts), strict=True):
+            for i, part in zip(chosen, batch.by_text(matches), strict=True):
                 results[i] = part.numpy()
     return [r for r in results if r is not None]
 

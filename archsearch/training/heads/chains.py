@@ -29,11 +29,10 @@ Head = Eagle3Head | MedusaHeads
 
 @dataclass(frozen=True, slots=True)
 class HeadBatch(Batch):
-    """A batch with what heads need besides: `written`: tokens of each text; `states` [texts, width,
-    aux * hidden] and `next_ids` [texts, width] of an EAGLE-3 head; `first`: the row of each text at
-    which its first round begins."""
+    """A batch with what heads need besides: `states` [texts, width, aux * hidden] and `next_ids`
+    [texts, width] of an EAGLE-3 head; `first`: the row of each text at which its first round
+    begins."""
 
-    written: tuple[int, ...]
     first: tuple[int, ...]
     states: Tensor | None
     next_ids: Tensor
@@ -72,10 +71,9 @@ def head_batch(sequences: Sequence[CachedSequence]) -> HeadBatch:
     next_ids = pad_sequence([s.token_ids[1:].long() for s in sequences], batch_first=True)
     known = [s.states for s in sequences if s.states is not None]
     states = pad_sequence(known, batch_first=True) if len(known) == len(sequences) else None
-    written = tuple(int(sequence.greedy_ids.shape[0]) for sequence in sequences)
     first = tuple(sequence.prompt_tokens - 1 for sequence in sequences)
     own = {field.name: getattr(plain, field.name) for field in fields(plain)}
-    return HeadBatch(**own, written=written, first=first, states=states, next_ids=next_ids)
+    return HeadBatch(**own, first=first, states=states, next_ids=next_ids)
 
 
 def step_logits(head: Head, batch: HeadBatch, steps: int) -> Iterator[Tensor]:
