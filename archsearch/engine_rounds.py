@@ -64,13 +64,11 @@ _ZERO: Final = Estimate(0.0, 0.0, "published")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCosts:
     """One class of engine: how a draft's passes are launched, and what a round takes beside its
-    kernels. Seconds.
+    kernels, in seconds; how these add up on GPU and host: `latency.rounds`.
 
-    GPU: `round_s` + gamma (`token_s` + draft layers x `gap_s`) + batch (`sequence_s` + (gamma + 1)
-    `row_s`). Host: `host_round_s` + gamma (`host_token_s` + draft layers x `host_layer_s`) + target
-    layers x `host_target_layer_s`, and `host_all_reduce_s` for every all-reduce of a pass without
-    graph; gamma `host_scatter_s` where a trimmed head's logits are written into rows of the whole
-    vocabulary, launch by launch.
+    `host_all_reduce_s`: for every all-reduce of a pass without graph; `host_scatter_s`: a draft
+    token, where a trimmed head's logits are written into rows of the whole vocabulary, launch by
+    launch.
 
     Of drafters that do not propose in every round (n-gram, suffix): `padded`: they are filled up to
     gamma for every sequence, so each round verifies all of them; else `ragged_layer_s`: the host's

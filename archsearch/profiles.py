@@ -1,12 +1,8 @@
 """`Profile`: what was measured on one device with one software stack. Data only: it times nothing
 and predicts nothing.
 
-On disk a folder `profiles/<device>/<stack>/` with
-
-- `profile.json`: schema version, device, stack, reference probe, known error (from `--check`);
-- `rows.jsonl`: one `Measurement` a line, appended as it is made. A killed process loses the row in
-flight and nothing else.
-"""
+On disk a folder `profiles/<device>/<stack>/`, whose files docs/profiles.md describes. Rows are
+appended as they are made: a killed process loses the row in flight and nothing else."""
 
 from __future__ import annotations
 

@@ -1,13 +1,8 @@
 """The predicted acceptance of a drafter of any family: alpha at the first position, its drift along
 the block, and how often it drafts.
 
-| `Drafter.acceptance` | from |
-|---|---|
-| `independent` and heads | the estimator: terms and drifts of that kind |
-| `parallel_head` (P-EAGLE) | EAGLE-3's first position; `PARALLEL_HEAD_DRIFT` along the block |
-| `parallel_draft` (PARD) | as an independent draft that sinks along the block (`PARALLEL_DRIFT`) |
-| `ngram`, `suffix` | `LOOKUPS` by kind of text; measure it on your own text, untrained |
-| `early_exit` | `EXIT_LEVEL`, from two untrained cuts; trained checkpoints accept far more |
+The estimator has terms for independent drafts and for heads. What the others are taken to accept
+(drafting in parallel, lookup, early exit) is here, with where each figure is from.
 
 Of a head of another size than usual HEAD_SIZE is assumed. An alpha that the user gave holds for
 every family. ASSUMED: families of which too little was published to rank them by it.

@@ -4,11 +4,6 @@ Reading applies the defaults that transformers 5 applies when a field is absent 
 family). Writing picks the first family whose config reads back as the same shape, so what a reader
 cannot see is never lost silently; what no family can say (a trimmed head, the pattern "SSSL" on two
 layers) travels in the extra key `archsearch.architecture`, which readers here trust.
-
-Families a config is written in: `llama` for ordinary shapes; `mistral` (Llama without biases) when
-every layer slides a window, or when hidden_size is no multiple of the heads, which LlamaConfig
-refuses; `ministral` (Mistral with `layer_types`) for mixed patterns; `qwen2` and `qwen3` where
-there are QKV biases or QK norms; `opt` for learned positions.
 """
 
 from __future__ import annotations
@@ -300,7 +295,7 @@ def _config_in(arch: Architecture, model_type: str) -> dict[str, object] | None:
         "tie_word_embeddings": arch.tie_word_embeddings,
     }
     if model_type in ("llama", "opt") and arch.hidden_size % arch.num_attention_heads:
-        return None
+        return None  # LlamaConfig refuses it
     if model_type == "opt":
         return common | {
             "ffn_dim": arch.intermediate_size,

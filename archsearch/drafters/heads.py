@@ -101,10 +101,8 @@ class FeatureDrafter(Drafter):
 
     @classmethod
     def usual(cls, target: Architecture) -> Self:
-        """Of the target's own width, FFN and heads: `eagle` and `eagle3` are one plain Llama layer
-        whatever the target is (speculators and SpecForge train them so), `peagle` four of them,
-        `mtp` is a layer of the target's own type, `dflash` five layers with normed queries and
-        keys."""
+        """Of the target's own width, FFN and heads: plain Llama layers whatever the target is
+        (speculators and SpecForge train them so); `mtp` is a layer of the target's own type."""
         return cls(_usual_layers(cls, target), target.hidden_size, cls.usual_states())
 
     @classmethod

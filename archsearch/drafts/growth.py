@@ -1,12 +1,8 @@
 """Further text of a run, source by source, where the greedy answers to its prompts are not enough.
 
-    answers/        greedy answers to training prompts that the first text did not reach
-    invented-N/     greedy answers to prompts that the target wrote (asked-N/) in the user's style
-
-Runs of earlier versions may hold longer/, followed/, more/ and more-N/ too: they are read.
-
-Folders that were begun go on. Prompts whose answers are kept out to compare drafts on, and held-out
-prompts, get no further text and none like them.
+Folders (docs/files.md) that were begun go on, and those of earlier versions are read. Prompts whose
+answers are kept out to compare drafts on, and held-out prompts, get no further text and none like
+them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
 """Finalists: drafts that get weights. Every draft is initialised from the target, distilled on the
 run's texts (`archsearch.drafts.texts`), and measured on its held-out text, all on the same
-sequences.
-
-Folders inside a run, beside those of the texts:
-
-    finalists/<shape>/  weights, checkpoint/, trace.npz, training.json; curve.json
+sequences. Their folders: finalists/<shape>/ of the run.
 """
 
 from __future__ import annotations

@@ -1,10 +1,5 @@
-"""Targets and drafts as Hugging Face modules: find, build, load, save.
-
-Draft folder: `config.json` (any engine reads it), `model.safetensors` (always a full head), and
-where the head is trimmed `draft_vocab.json` with the ids of the kept tokens. Rows of dropped tokens
-are padding rows (`drafts.padding_row`), so an engine that knows nothing of trimming loads the
-folder; `load_draft` takes the kept rows out again and computes only those (`drafts.TrimmedHead`).
-"""
+"""Targets and drafts as Hugging Face modules: find, build, load, save. What the folder of a draft
+holds: docs/files.md."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 one line names llama.cpp's own converter.
 
 Tensors keep their values; LLaMA's Q and K rows change order, because llama.cpp rotates neighbouring
-pairs where transformers rotates halves. The tokenizer comes from the target's own GGUF where there
-is one (byte for byte the same fields), else from tokenizer.json.
+pairs where transformers rotates halves.
 """
 
 from __future__ import annotations

@@ -84,11 +84,7 @@ class WeightPool:
 
 class Probe:
     """A fixed piece of work that feels what slows a decode step of its dtype: weights from memory,
-    arithmetic, small kernels.
-
-    One probe per dtype: other tenants' use of memory and caches slows bfloat16 and float32 kernels
-    by different factors.
-    """
+    arithmetic, small kernels (why one per dtype: docs/decisions/003)."""
 
     def __init__(self, pool: WeightPool) -> None:
         self._weights = pool.matrices(1024, 640, 96 << 20)

@@ -52,13 +52,11 @@ POSITIONS: Final = 4
 class Shown(Candidate):
     """One rank of a run with all that was read of its folder.
 
-    `trained_by`: training.json, None where it was not trained; `confirmed`: confirmed.json, or of
-    what needs no weights heads/<family>/confirmed-<engine>.json;
-    `replayed`: acceptance by position from the trace on held-out text at the score's gamma;
-    `replayed_on`: the same in blocks of at least POSITIONS; `group`: candidates with the same
-    number are tied with the best of that group; `loads`: load-<engine>.json, by name of
-    the engine; `schedule`: schedule.json; `elsewhere`: confirmed-<engine>.json of other engines
-    or precisions than that of `confirmed`.
+    What `_candidate` reads is None or empty where it is not there. `confirmed`: also of what needs
+    no weights, beside the target alone; `replayed`: acceptance by position from the trace on
+    held-out text at the score's gamma; `replayed_on`: the same in blocks of at least POSITIONS;
+    `group`: candidates with the same number are tied with the best of that group; `elsewhere`: in
+    other engines or precisions than that of `confirmed`.
     """
 
     trained_by: TrainingRecord | None
@@ -147,11 +145,8 @@ class Shown(Candidate):
 class Reading:
     """A run folder as the report sees it.
 
-    `finalists`: training records of finalists/; `climb`: rungs.json, None without one; `problems`:
-    one line for each file that is there and cannot be read; `text`: the verdict on its text,
-    `curves`: curves.json, None without one; `comparison`: compare.json, None without one;
-    `families`: families.json, `compared`: heads/comparison-<engine>.json; `budgets`: budgets.json;
-    `engines`: engines.json.
+    `problems`: one line for each file that is there and cannot be read; the others: what `read_run`
+    reads, None or empty where it is not there.
     """
 
     candidates: list[Shown]

@@ -1,13 +1,6 @@
-"""The run folder: what was asked, by which code, and what came out.
+"""The run folder: what was asked, by which code, and what came out; docs/files.md lists its files.
 
-    runs/<id>/run.yaml      arguments, code, packages, device, profile hash, space, seed
-              trials.csv    one row per trial
-              journal.log   Optuna's storage (unless --storage names another)
-              best/<rank>/  score.json, config.json, speculative_config.json; confirmed.json
-              report.html
-
-Every file is written atomically, so a killed process leaves the previous version or the new one.
-"""
+Every file is written atomically, so a killed process leaves the previous version or the new one."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Several goals at once: the drafts that no other beats in all of them, and which of these are
 tied.
 
-Goals are numbers of a draft that cost nothing to know: `speedup` (more is better), `training_cost`,
-`parameters`, `kv_bytes`, `memory`, `draft_s` (less is better). Of a space that was scored in full
+Goals are numbers of a draft that cost nothing to know (GOALS). Of a space that was scored in full
 the set is the exact one; else it is the set of what was scored.
 """
 

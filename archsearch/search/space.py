@@ -1,28 +1,9 @@
-"""Search spaces: a YAML file becomes dimensions with choices, and choices become Architectures.
+"""Search spaces: a YAML file (docs/files.md) becomes dimensions with choices, and choices become
+Architectures.
 
-```yaml
-description: one line
-family: eagle3  # docs/families.md; left out: an independent draft, as follows
-dimensions:  # hidden_size and num_hidden_layers are required, others default to the target's
-  num_hidden_layers: {min: 1, max: 8}         # or with step
-  hidden_size: [256, 0.5x, target]           # numbers, fractions of the target's value, or "target"
-  ffn_ratio: [2, target]                  # intermediate_size / hidden_size, rounded to ffn_multiple
-  num_key_value_heads: [1, 3]                 # query heads = num_key_value_heads * kv_group_size
-  kv_group_size: [1, 3]
-  head_dim: [target]
-  window_pattern: [L, SSSL]                   # L full attention, S sliding; tiled over the layers
-  sliding_window: [512]
-  draft_vocab_size: [8192, target]            # "target": the full head
-  tie_word_embeddings: [true]                 # a trimmed head is never tied
-drafter: {states: [3, 5]}        # what only that family has, where it has something
-ffn_multiple: 64
-constraints:
-  max_parameters: 0.5x                        # of the draft; a number or a fraction of the target's
-  max_memory: 2GiB                            # of the draft: weights and KV cache
-  attention_width: [0.5, 2.0]                 # allowed query width (heads * head_dim) / hidden_size
-```
-
-Families without layers of their own (n-gram, Medusa, ...) have no `dimensions`.
+`family` says whose space it is (docs/families.md; left out: independent drafts), `drafter` what
+only that family has, `{states: [3, 5]}` say. Families without layers of their own (n-gram, Medusa,
+...) have no `dimensions`.
 
 Heads are sampled as KV heads, group size and head_dim and multiplied; what cannot be (query heads
 must divide the hidden size, as Hugging Face's Llama demands) is returned as an

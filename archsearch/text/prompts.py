@@ -50,16 +50,10 @@ class EncodedPrompt:
 
 
 def read_prompts(path: Path | str) -> list[Prompt]:
-    """Prompts from a file: JSON lines (blank ones skipped), a JSON array of the same objects, CSV
-    or Parquet with such columns.
+    """Prompts from a file, in any of the forms that docs/files.md lists.
 
-    An object is {"prompt"}, {"messages": [{"role", "content"}]} (OpenAI; content as text or in
-    parts), {"conversations": [{"from", "value"}]} (ShareGPT), {"question"}, {"instruction"},
-    {"turns": [...]} (the first turn), each with an optional "category" and "id"; or a request of
-    OpenAI's batches, {"custom_id", "body": {"messages"}}.
-
-    Raises ArchsearchError with the numbers of all rows that are no such object, have no known field
-    or no text, or for an empty file.
+    Raises ArchsearchError with the numbers of all rows that are no object, have no known field or
+    no text, or for an empty file.
     """
     path = Path(path)
     prompts, faults = [], []

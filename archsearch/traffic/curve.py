@@ -1,10 +1,7 @@
 """What a draft is worth over a range of batch sizes, contexts, gammas or acceptances: the curve,
 and where it stops paying.
 
-A point says what `estimate` says of one workload: the best gamma, the speed-up with its doubt, time
-per token and throughput with the draft and without, and `ideal`, the speed-up were every draft
-token accepted. Where memory holds fewer requests at once than are in flight, throughput is that of
-those it holds.
+A point says what `estimate` says of one workload.
 """
 
 from __future__ import annotations
@@ -89,7 +86,8 @@ class Sweep:
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
     """One point. `gamma`: the best that drafts, also where it does not pay; `speedup`: at it, over
-    plain steps of as many requests; `speedup_off`: with the draft loaded and nothing drafted.
+    plain steps of as many requests; `speedup_off`: with the draft loaded and nothing drafted;
+    `ideal`: were every draft token accepted.
     `running` and `plain_running`: requests that run at once with the draft and without, fewer than
     are in flight where memory is full; `tpot_s`, `plain_tpot_s`, `tokens_per_s` and
     `plain_tokens_per_s` are theirs."""

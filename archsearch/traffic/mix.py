@@ -1,24 +1,5 @@
-"""A mix of work from a YAML file: kinds of requests with their shares, lengths and load, limits,
-and what is to be made best.
-
-    objective: throughput            # speedup, tpot, throughput or tokens_per_device
-    memory_fraction: 0.9
-    tensor_parallel: 4             # devices that share the target; draft_tensor_parallel: the draft
-    limits: {tpot_ms: 40, ttft_ms: 800, memory_gib: 60, parameters: 2.0e+9, training_exaflop: 50}
-                                     # of means; ttft_p99_ms: of 99 % of requests at a rate
-    parts:
-      - name: chat
-        weight: 70                   # share of the tokens that are served
-        concurrency: 4               # requests in flight; or requests_per_second
-        refill: true                 # false: they start together, none follows one that ended
-        prompt_tokens: {mean: 600, std: 400}
-        output_tokens: 250
-        temperature: 0.7
-        domain: chat
-        prefix_cache_hit: 0.5        # share of the prompt that is in the cache already
-
-Lengths are a number, {mean, std}, {low, high} or {values, weights}.
-"""
+"""A mix of work from a YAML file (docs/serving.md shows one): kinds of requests with their shares,
+lengths and load, limits, and what is to be made best."""
 
 from __future__ import annotations
 

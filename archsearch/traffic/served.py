@@ -221,7 +221,6 @@ def _accepted(scorer: Scorer, drafter: Drafter, part: LoadPart) -> tuple[Any, fl
 def _better(first: Steady, second: Steady) -> NDArray[np.bool_]:
     """Whether `first` is the better server: one that keeps up before one that does not, then by
     seconds per token, or tokens per second of two that do not."""
-    # of two that do not keep up the one that serves more is better
     cost, other = (np.where(each.full, -each.tokens_per_s, each.tpot_s) for each in (first, second))
     return np.asarray(np.where(np.equal(first.full, second.full), cost < other, second.full))
 

@@ -1,12 +1,5 @@
 """Traces of requests: when each arrived, how long its prompt and its answer were; and lengths as
-distributions (`Lengths`): a few values, each with its share. The usual forms of traces load:
-
-| form | file | fields |
-|---|---|---|
-| vLLM's `bench serve --save-detailed` | JSON | lengths, `start_times` or `duration` |
-| Mooncake | JSON lines | `timestamp` (ms), `input_length`, `output_length` |
-| BurstGPT | CSV | `Timestamp` (s), `Request tokens`, `Response tokens` |
-
+distributions (`Lengths`): a few values, each with its share. The usual forms of traces load: FORMS.
 Requests without an answer (0 tokens: they failed) are left out, which the note says.
 """
 

@@ -114,7 +114,7 @@ class OpenAIServer:
                 found = response.read1(65536)
                 now = time.perf_counter()
                 if not found:
-                    raise Lost("the server closed the connection in the middle of an answer")
+                    raise ConnectionResetError
                 received += len(found)
                 *lines, pending = (pending + found).split(b"\n")
                 if received > MOST_BYTES or len(pending) > MOST_LINE_BYTES:

@@ -1,9 +1,6 @@
 """Hugging Face assisted generation, asked for exactly gamma draft tokens a round. Batch 1, this
-process.
-
-Besides drafts: prompt lookup (`prompt_lookup_num_tokens`), which drafts what followed an earlier
-occurrence of the last tokens, early exit (`assistant_early_exit`), the target's own first layers
-with a cache of their own, and chains (`ChainGenerator`).
+process. Besides drafts: prompt lookup (`prompt_lookup_num_tokens`), early exit
+(`assistant_early_exit`), whose layers have a cache of their own, and chains (`ChainGenerator`).
 """
 
 from __future__ import annotations

@@ -84,8 +84,8 @@ def profile_cpu(request: ProfileRequest, device: Device) -> Profiled:
 def device_dtypes(
     device: Device, asked: Sequence[str], facts: EngineFacts = ANY_ENGINE
 ) -> list[str]:
-    """The dtypes to measure: those asked for, or the device's native one first. Raises
-    ArchsearchError for a format of GGUF files and an engine that does not compute in it."""
+    """The dtypes to measure: those asked for (see `check_dtype`), or the device's native one
+    first."""
     if asked:
         names = [dtype_name(name) for name in asked]
         for name in names:

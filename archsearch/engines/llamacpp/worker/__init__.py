@@ -1,1 +1,2 @@
-"""What runs in llama.cpp's own interpreter."""
+"""Scripts that run in the engine's interpreter, beside `engines/child/loop.py`. They import nothing
+of archsearch."""

@@ -1,10 +1,7 @@
-"""Runs llama.cpp's server for archsearch: JSON requests on stdin, JSON answers on the original
-stdout.
+"""Runs llama.cpp's server for archsearch.
 
 The server comes from the package `xllamacpp` (in this very process), or is a llama-server of the
-user's own; both are spoken to over HTTP. Imports nothing of archsearch and needs nothing but Python
-beside the server.
-"""
+user's own; both are spoken to over HTTP. Needs nothing but Python beside the server."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""Runs OpenVINO GenAI for archsearch, in OpenVINO's own environment: JSON requests on stdin, JSON
-answers on the original stdout.
+"""Runs OpenVINO GenAI for archsearch, in OpenVINO's own environment.
 
-Imports nothing of archsearch. What needs no OpenVINO is in the files beside this one, and is
-tested without it.
-"""
+What needs no OpenVINO is in the files beside this one, and is tested without it."""
 
 from __future__ import annotations
 
