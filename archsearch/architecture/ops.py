@@ -288,9 +288,8 @@ def layer_ops(
     KV cache belongs to `Attention`.
 
     With tensor parallelism over `ranks`, heads and FFN are split and each half-layer ends in an
-    all-reduce; KV heads fewer than the ranks are replicated, as engines do.
-
-    Raises: InvalidShapeError where heads, KV heads or the FFN do not divide by the ranks.
+    all-reduce; KV heads fewer than the ranks are replicated, as engines do. Raises as
+    `check_shards`.
     """
     m = batch * tokens
     hidden = arch.hidden_size

@@ -35,7 +35,9 @@ class OwnModel(Drafter):
     @classmethod
     def of(cls, target: Architecture, decoder: Architecture | None, chosen: Chosen) -> Self:
         cls.only(chosen)
-        return cls(_needed(decoder, cls.title))
+        if decoder is None:
+            raise InvalidShapeError(f"the {cls.title} needs the dimensions of its layers")
+        return cls(decoder)
 
     @classmethod
     def published(cls, row: PublishedDrafter, target: Architecture) -> Self:
@@ -186,9 +188,3 @@ def _whole_pass(model: Architecture, rows: RoundRows, tokens: int, logits: int) 
     choice of tokens included."""
     part = Part(rows.batch, tokens, rows.context, logits)
     return model_pass(model, [part], ranks=rows.ranks, fused=rows.fused)
-
-
-def _needed(decoder: Architecture | None, title: str) -> Architecture:
-    if decoder is None:
-        raise InvalidShapeError(f"the {title} needs the dimensions of its layers")
-    return decoder

@@ -95,14 +95,9 @@ def drafter_of_config(
     return drafter, [] if ids or drafter.states_read < 2 else [NO_IDS]
 
 
-def _layers(config: Config) -> Config:
-    """The part of a config that describes the layers."""
-    nested = config.get("transformer_layer_config")
-    return nested if isinstance(nested, Mapping) else config
-
-
 def _decoder(config: Config) -> Architecture:
-    layers = dict(_layers(config))
+    nested = config.get("transformer_layer_config")
+    layers = dict(nested if isinstance(nested, Mapping) else config)
     layers.setdefault("model_type", "llama")
     if "quantization_config" in config:
         layers.setdefault("quantization_config", config["quantization_config"])

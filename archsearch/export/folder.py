@@ -80,10 +80,10 @@ def export(
     """Write the draft of `source` to `output`, ready to serve in `engines` (names of ENGINES);
     returns `output`.
 
-    `allow_untrained`: without weights the folder holds the shape only and says so. The folder is
-    built beside `output` and renamed. Raises MissingDataError without weights, ArchsearchError for
-    a bad gamma, engine or schedule, where an engine cannot take this draft, or when `output` holds
-    anything but an earlier export or cannot be written.
+    `allow_untrained`: without weights the folder holds the shape only and says so. Raises
+    MissingDataError without weights, ArchsearchError for a bad gamma, engine or schedule, where an
+    engine cannot take this draft, or when `output` holds anything but an earlier export or cannot
+    be written.
     """
     made = plan(source, output, engines, allow_untrained=allow_untrained)
     check_output(source.draft, made.output)

@@ -272,7 +272,8 @@ class _Nvml:
 
     def __call__(self, name: str, *arguments: object) -> Any:
         """The answer of `nvml<name>`; texts decoded."""
-        return _text(getattr(self.library, f"nvml{name}")(*arguments))
+        value = getattr(self.library, f"nvml{name}")(*arguments)
+        return value.decode() if isinstance(value, bytes) else value
 
     def ask(self, name: str, *arguments: object) -> Any:
         """The same; None where this driver, card or slice does not know it."""
@@ -302,10 +303,6 @@ class _Nvml:
                 profile = cut.name.partition(" MIG ")[2] or f"{cut.memory_bytes / 2**30:.0f} GiB"
                 found.append(dataclasses.replace(cut, mig=profile))
         return found or [dataclasses.replace(whole, mig="not cut into slices")]
-
-
-def _text(value: object) -> object:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def gpu_problem() -> str | None:

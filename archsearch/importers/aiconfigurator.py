@@ -753,9 +753,8 @@ def import_profile(
     """Compose the profile of a device (key or alias) with the `options` of `import_tables` and
     write it; returns it with its folder set.
 
-    `output`: the folder, by default <root>/<device>/<stack>. It is built beside its place and
-    renamed. Raises: as `import_tables`; ArchsearchError where `output` holds something that was not
-    imported, which stays as it is.
+    `output`: the folder, by default <root>/<device>/<stack>. Raises: as `import_tables`;
+    ArchsearchError where `output` holds something that was not imported, which stays as it is.
     """
     device = load_device(device_name)
     if output is not None:

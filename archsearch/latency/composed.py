@@ -206,8 +206,7 @@ class ComposedPass:
     def pass_ops(
         self, arch: Architecture, parts: Sequence[Part], ranks: int = 1, *, choose: bool = True
     ) -> PassOps:
-        """What one step of `arch` over all `parts` runs; `choose`: with the choice of the next
-        tokens."""
+        """The `model_pass` of `arch`, its experts chosen as so many texts choose them."""
         if arch.num_experts and arch.routing_skew is None:
             total = sum(part.batch * part.tokens for part in parts)
             if total > 1 and sum(part.batch for part in parts) == 1:

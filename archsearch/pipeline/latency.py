@@ -418,10 +418,8 @@ def _about(model: LatencyModel) -> dict[str, object]:
 def fastest_dtype(step_s: Mapping[str, float], verify_s: Callable[[str, int], float]) -> str:
     """The dtype in which the target decodes fastest (a speed-up over a slower one is none); of
     those within AS_FAST of it, which a profile can hardly tell apart, the one in which a token
-    takes least once there is a draft that costs nothing. `verify_s` of a dtype and one of GAMMAS.
-
-    A pass of SmolLM2-135M over 1, 3 and 5 tokens on one thread of a Xeon with AMX: 85, 96 and 160
-    ms in float32, 88, 87 and 90 in bfloat16, which 1 token alone does not show.
+    takes least once there is a draft that costs nothing (docs/decisions/006). `verify_s`: of a
+    dtype and one of GAMMAS.
     """
     if len(step_s) == 1:
         return next(iter(step_s))

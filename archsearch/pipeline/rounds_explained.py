@@ -20,8 +20,7 @@ WORTH_SAYING = 1.01
 
 
 def free_layers(scorer: Scorer, score: Score) -> float | None:
-    """Layers a draft of this one's kernel times may have before the host decides; None where layers
-    cost the host nothing, or the host is not modelled."""
+    """The latency's `free_layers` of a score; None also where layers cost the host nothing."""
     free = scorer.latency.free_layers(scorer.target, score.proposer, scorer.workload, score.gamma)
     return None if free is None or math.isinf(free) else free
 

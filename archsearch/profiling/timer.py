@@ -1,9 +1,6 @@
 """The timer: repeats from a time budget, each bracketed by a reference probe, so that a shared
-machine can be measured.
-
-On a shared CPU the same kernel swings by tens of percent within seconds, and so does a fixed probe
-run just before and after every repeat; dividing by it took the error of a latency model from 20 %
-to 6 %. Times are as they would have been at the probe's reference speed, which the profile stores.
+machine can be measured (docs/decisions/003). Times are as they would have been at the probe's
+reference speed, which the profile stores.
 """
 
 from __future__ import annotations

@@ -56,8 +56,7 @@ def with_heads(
     if best.speedup.value <= draft.speedup.value:
         return replace(head, lines=lines)
     path, family = shell_path(run.path), f"--family {best.family}"
-    steps = [] if measured else [_beside(run, path, best.family)]
-    steps += [
+    steps = [
         (
             f"Write the {title_of(best.family)} as a folder that engines load",
             f"archsearch export {path} {family} --output head-{best.family}",
@@ -67,6 +66,10 @@ def with_heads(
             f"archsearch train {path} {family} --budget 30m",
         ),
     ]
+    if not measured:
+        words = "A head is above the draft on held-out text; run both in an engine"
+        both = f"--engine {engine_of(run, best.family)} {family} --family {INDEPENDENT}"
+        steps.insert(0, (words, f"archsearch confirm {path} {both}"))
     return replace(head, lines=lines, next=[*steps, *head.next])
 
 
@@ -107,12 +110,6 @@ def engine_of(run: Run, family: str) -> str:
     """The run's engine, where archsearch starts it with such a head, else vLLM."""
     engine = str(run.arguments.get("engine") or "")
     return engine if engine in ENGINES and family in ENGINES[engine].confirms else "vllm"
-
-
-def _beside(run: Run, path: str, family: str) -> tuple[str, str]:
-    both = f"--family {family} --family {INDEPENDENT}"
-    command = f"archsearch confirm {path} --engine {engine_of(run, family)} {both}"
-    return "A head is above the draft on held-out text; run both in an engine", command
 
 
 def _measured_words(item: EngineComparison, family: str) -> str:

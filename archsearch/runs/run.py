@@ -181,7 +181,7 @@ class Run:
         return Score.from_dict(files.read_json(path, "score"))
 
     def candidate(self, rank: int) -> Candidate:
-        """The candidate at `rank`; ArchsearchError names the ranks that exist."""
+        """The candidate at `rank`; raises as `score`."""
         return Candidate(replace(self.score(rank), rank=rank), self.best_dir(rank))
 
     def scores(self) -> list[Score]:

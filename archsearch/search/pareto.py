@@ -37,10 +37,6 @@ class Goal:
         return {"unit": self.unit, "words": self.words, "more": self.more}
 
 
-def _training_flops(drafter: Drafter) -> Numbers:
-    return 6.0 * pass_parameters(drafter.architecture) if drafter.trains else 0.0
-
-
 def _number(found: Estimate | Array) -> Numbers:
     return found.value if isinstance(found, Estimate) else found
 
@@ -49,7 +45,9 @@ MOST_PLACES: Final = 512
 GOALS: Final[Mapping[str, Goal]] = {
     "speedup": Goal(lambda found, *_: _number(found.speedup), "x", "predicted speed-up", more=True),
     "training_cost": Goal(
-        lambda _, drafter, __: _training_flops(drafter),
+        lambda _, drafter, __: (
+            6.0 * pass_parameters(drafter.architecture) if drafter.trains else 0.0
+        ),
         "FLOPs/token",
         "FLOPs of training on one token: 6 per weight of layers and head (arXiv 2001.08361); 0 for"
         " what is not trained",

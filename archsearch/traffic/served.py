@@ -78,8 +78,7 @@ class ServedPart:
 
     @cached_property
     def off_rate(self) -> float | None:
-        """Requests a second above which a token takes no longer without drafting (only where a rate
-        was asked; 0: never pays, None: always)."""
+        """The `crossing_rate` of its gammas; None also where no rate was asked."""
         if self.part.requests_per_second is None:
             return None
         drafting = [server for gamma, server in self.servers.items() if gamma]

@@ -139,8 +139,7 @@ def measure_overhead(
     difference, stored as it is, with its std.
 
     Plain and speculative generations alternate `rounds` times, each divided by the probe run just
-    before and after it. Cases further below zero than their noise explains are measured once more,
-    and left out where that does not help.
+    before and after it.
     """
     trial = _Trial(bench, target, dtype)
     return measured_rows(trial.measure, trial.row, rounds, progress)
@@ -152,8 +151,8 @@ def measured_rows(
     rounds: int,
     progress: Progress = silent,
 ) -> list[Measurement]:
-    """A row for each of CASES that noise alone explains, `measure`d `rounds` times in turn; the
-    others get a second chance."""
+    """A row for each of CASES, `measure`d `rounds` times in turn. Those further below zero than
+    their noise explains get a second chance, and are left out where that does not help."""
     rows: dict[Case, Measurement] = {}
     todo: list[Case] = list(CASES)
     for attempt in range(ATTEMPTS):
