@@ -402,7 +402,6 @@ def _running(
 
 
 def _about(row: Mapping[str, object], version: Version) -> bool:
-    """Whether a row of any of the tables is about the version."""
     return "below" not in row or version < Version(str(row["below"]))
 
 

@@ -261,7 +261,6 @@ def required(config: Config, *names: str) -> int:
 
 
 def _only(config: Config, name: str, allowed: tuple[object, ...]) -> None:
-    """Refuse a variant that is not modelled."""
     if name in config and config[name] not in allowed:
         raise InvalidShapeError(
             f"{name}={config[name]!r} of model_type {config.get('model_type')!r} is not modelled;"

@@ -120,7 +120,6 @@ class Growth:
         return [found for path in paths if (found := load(path, "invented prompts", Asked))]
 
     def _exhausted(self, rounds: Sequence[Asked]) -> bool:
-        """Whether asking for prompts has come to an end."""
         last = rounds[-BARREN_ROUNDS:]
         barren = len(last) == BARREN_ROUNDS and not any(r.prompts for r in last)
         return barren or sum(len(r.prompts) for r in rounds) >= MOST_INVENTED

@@ -210,7 +210,6 @@ def beside(run: Run, score: Score) -> Confirmed | None:
 def _every(
     paths: Iterable[Path], what: str, kind: Callable[..., _T], problems: list[str]
 ) -> list[_T]:
-    """All of the files that can be read."""
     read = (load_or_note(path, what, kind, problems) for path in sorted(paths))
     return [found for found in read if found is not None]
 

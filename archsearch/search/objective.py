@@ -358,7 +358,6 @@ class Scorer:
 
     @staticmethod
     def _within(constraints: Mapping[str, Any], grid: ShapeGrid) -> NDArray[np.bool_]:
-        """Which shapes of a grid are over none of `constraints`."""
         fits = np.ones(grid.shape, dtype=bool)
         for over in constraints.values():
             fits &= over <= 0.0

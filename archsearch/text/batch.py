@@ -303,7 +303,6 @@ class BatchWriter:
     # -- passes of the target
 
     def _read_shared(self) -> None:
-        """Run the beginning that all prompts share, once."""
         count = self.passes.shared
         if not count:
             return

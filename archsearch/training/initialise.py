@@ -383,7 +383,6 @@ def rotary_pairs(target_dim: int, draft_dim: int) -> tuple[list[int], list[int]]
 
 
 def _place(rows: Tensor, places: list[int], size: int) -> Tensor:
-    """`rows` put at `places` of a [size, ...] tensor of zeros."""
     placed = rows.new_zeros(size, *rows.shape[1:])
     placed[places] = rows
     return placed

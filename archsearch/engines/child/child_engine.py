@@ -226,7 +226,6 @@ class Child:
 
 
 def _group_alive(group: int) -> bool:
-    """Whether any process of the group is left."""
     try:
         os.killpg(group, 0)
     except (ProcessLookupError, PermissionError):

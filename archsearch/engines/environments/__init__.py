@@ -1,2 +1,1 @@
-"""Where engines live that bring their own torch: how each is installed, and the virtual
-environments that are made of it."""
+"""Engines that bring their own torch: how each is installed, and where it lives."""

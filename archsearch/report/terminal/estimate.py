@@ -229,7 +229,6 @@ def _said(result: Estimated) -> list[str]:
 
 
 def _explained(result: Estimated) -> str:
-    """Everything that an estimate rests on."""
     work, entries, mix, engines = result.workload, result.drafts, result.mix, result.engines
     given = result.prior if "given" in result.prior else f"the prior ({result.prior})"
     one, over = len(engines) == 1, mix_words(mix) if mix else []
