@@ -360,7 +360,7 @@ def _priced(
             notes=(*notes, *_share_notes(score)),
             no_room=no_room,
             other_tokenizer=other,
-            pays=score.pays and not (other or score.broken_limits),
+            pays=score.pays and not (other or no_room or score.broken_limits),
             group=len(found),
             served=source.served,
             engine_class=rounds.running(each.drafter.rounds).costs.title if rounds else None,

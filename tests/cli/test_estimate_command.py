@@ -160,7 +160,7 @@ def test_a_memory_fraction_counts(tmp_path: Path) -> None:
     priced = (*asked, "--draft", "llama-3.2-1b", "--json")
     assert last_json(call("estimate", *priced))["workload"]["tensor_parallel"] == 4
     (only,) = last_json(call("estimate", *priced, "--tensor-parallel", "1"))["drafts"]
-    assert "need 17 GiB on each device, 8 are usable" in only["no_room"]
+    assert "need 17 GiB on each device, 8 are usable" in only["no_room"] and not only["pays"]
     run = ("--tensor-parallel", "1", "--run", str(tmp_path / "run"))
     assert "7.9 usable" in refused("search", *asked, *run)
 
