@@ -247,6 +247,17 @@ class EngineRounds:
         version, options = self.remedy
         return engine_rounds(self.engine, version, {**self.options, **options}, self.drafter)
 
+    def for_rows(self, rows: int) -> EngineRounds:
+        """The same; where graphs of the target end before `rows`, `remedy` has larger ones."""
+        largest, known = self.costs.largest_graph, _table()["graphs"].get(self.engine)
+        if self.eager or largest is None or rows <= largest:
+            return self
+        version, options = self.remedy or (self.version, {})
+        if Version(version) < Version(known["since"]):
+            return self
+        asked = {known["option"]: str(1 << (rows - 1).bit_length())}
+        return replace(self, remedy=(version, {**options, **asked}))
+
     def remedy_words(self) -> str:
         """What to change, as an instruction; "" where nothing is known."""
         if self.remedy is None:

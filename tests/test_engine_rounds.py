@@ -210,6 +210,21 @@ def test_without_graphs_there_is_a_remedy_and_it_has_graphs() -> None:
     )
 
 
+def test_rows_beyond_the_largest_graph_have_a_remedy() -> None:
+    newest = rounds("vllm", drafter="feature_head")
+    assert newest.for_rows(512) == newest and newest.remedy is None
+    beyond = newest.for_rows(515)
+    assert beyond.remedy_words() == "set max_cudagraph_capture_size=1024"
+    mended = beyond.remedied()
+    assert mended is not None and mended.costs.largest_graph == 1024
+    both = rounds("vllm").for_rows(1200).remedy_words()
+    assert both == "set VLLM_USE_V2_MODEL_RUNNER=0 and set max_cudagraph_capture_size=2048"
+    eager = rounds("vllm", enforce_eager="1")
+    older = rounds("vllm", "0.11.0", drafter="feature_head")  # the option came with 0.11.1
+    sglang = rounds("sglang", drafter="feature_head")
+    assert all(each.for_rows(1200) == each for each in (eager, older, sglang))
+
+
 def test_an_eager_engine_launches_the_target_too() -> None:
     eager, graphs = rounds("vllm", "0.28.0", enforce_eager="1"), rounds("vllm", "0.28.0")
     assert eager.eager and "target" in eager.costs.title

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from archsearch.engine_rounds import EngineRounds
 from archsearch.pipeline.latency import LatencySource
@@ -15,8 +16,8 @@ from archsearch.report.terminal.estimate import Difference
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import error_by_term
 
-WORTH_SAYING = 1.01
-"""A change of the speed-up below this factor is none."""
+WORTH_SAYING = 1.03
+"""A change of a time below this factor is none."""
 
 
 def free_layers(scorer: Scorer, score: Score) -> float | None:
@@ -47,46 +48,58 @@ def warnings_of(source: LatencySource, priced: Sequence[tuple[str, Scorer, Score
         found.append(f"latency: {source.words}")
     if rounds.tree and not any(getattr(score.proposer, "tree", None) for _, _, score in priced):
         found.append(rounds.tree)
-    drafts = [item for item in priced if item[2].proposer.rounds == rounds.drafter]
-    if rounds.without_graphs and drafts:
-        found += _without_graphs(rounds, drafts)
-    return found
+    return found + _without_graphs(rounds, priced)
 
 
 def _without_graphs(rounds: EngineRounds, priced: Sequence[tuple[str, Scorer, Score]]) -> list[str]:
-    """That drafts run without graphs, what mends it, and what the draft that is then the fastest
+    """That passes run without graphs, what mends it, and what the draft that is then the fastest
     would gain; nothing where none gains."""
+    by = f"{rounds.engine} {rounds.version}"
     kind = "independent drafts" if rounds.drafter == "draft_model" else "such drafters"
-    text = (
-        f"{rounds.engine} {rounds.version} runs {kind} without CUDA graphs"
-        f" ({rounds.without_graphs})"
-    )
-    if rounds.remedy is None:
-        return [text]
-    mended = [
-        (name, score, better)
-        for name, scorer, score in priced
-        if (better := remedied(rounds, scorer, score)) is not None
-    ]
+    text = f"{by} runs {kind} without CUDA graphs ({rounds.without_graphs})"
+    if rounds.without_graphs and rounds.remedy is None:
+        return [text] * any(score.proposer.rounds == rounds.drafter for _, _, score in priced)
+    mended = [(*each, *found) for each in priced if (found := _mended(rounds, *each[1:]))]
     if not mended:
         return []
-    name, score, better = max(mended, key=lambda item: item[2].speedup.value)
+    name, scorer, score, there, better = max(mended, key=lambda item: item[4].speedup.value)
+    if not there.without_graphs:
+        most = there.costs.largest_graph
+        text = f"{by} has no CUDA graph of more than {most} rows (requests x (gamma + 1))"
     who = f"{name} " if len(priced) > 1 else ""
     gains = f"{better.speedup.value:.2f}x instead of {score.speedup.value:.2f}x"
-    gamma = f", at gamma {better.gamma}" if better.gamma != score.gamma else ""
-    return [f"{text}: {rounds.remedy_words()}, which would bring {who}{gains}{gamma}"]
+    gains += f", at gamma {better.gamma}" if better.gamma != score.gamma else ""
+    batch, now, then = scorer.workload.batch_size, score.decode_s.value, better.decode_s.value
+    if now > WORTH_SAYING * then:
+        gains += (
+            f", over {batch / then:,.0f} tokens/s without a draft instead of {batch / now:,.0f}"
+        )
+    return [f"{text}: {there.remedy_words()}, which would bring {who}{gains}"]
+
+
+def _mended(
+    rounds: EngineRounds, scorer: Scorer, score: Score
+) -> tuple[EngineRounds, Score] | None:
+    """The engine and its `remedy` for a draft without graphs, or with more rows than they hold, and
+    the score then; None where nothing is gained."""
+    if score.proposer.rounds != rounds.drafter:
+        rounds = replace(rounds, without_graphs="", remedy=None)
+    requests = scorer.workload.batch_size
+    graphs = rounds.for_rows(requests * (max(scorer.gammas) + 1)).remedied()
+    if graphs is None:
+        return None
+    better = scored_by(scorer.with_latency(scorer.latency.with_rounds(graphs)), score)
+    rounds = rounds.for_rows(requests * (better.gamma + 1))
+    gains = score.tpot_s.value / better.tpot_s.value, score.decode_s.value / better.decode_s.value
+    return (rounds, better) if rounds.remedy and max(gains) > WORTH_SAYING else None
 
 
 def remedied(rounds: EngineRounds | None, scorer: Scorer, score: Score) -> Remedied | None:
     """A draft that runs without graphs, with them; None where it has them or gains nothing."""
-    if rounds is None or not rounds.without_graphs or rounds.remedy is None:
+    if rounds is None or (found := _mended(rounds, scorer, score)) is None:
         return None
-    graphs, (version, options) = rounds.remedied(), rounds.remedy
-    if graphs is None or score.proposer.rounds != rounds.drafter:
-        return None
-    better = scored_by(scorer.with_latency(scorer.latency.with_rounds(graphs)), score)
-    if better.speedup.value <= WORTH_SAYING * score.speedup.value:
-        return None
+    there, better = found
+    version, options = there.remedy or ("", {})
     own = options if version == rounds.version else {}
     switches = " ".join(f"{name}={value}" for name, value in own.items())
     return Remedied(score.rank, switches, better.gamma, better.speedup)

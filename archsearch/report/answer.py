@@ -141,8 +141,8 @@ def at_hand_switched(
         (each, by_rank[each.rank]) for each in options if each.at_hand and each.rank in by_rank
     ]
     best = max(there, key=lambda pair: pair[1].speedup.value, default=None)
-    slow = best is None or (today is not None and best[1].speedup.value <= today.gain.value)
-    return None if slow else best
+    least = today.gain.value if today is not None and today.rank not in by_rank else 0.0
+    return best if best is not None and best[1].speedup.value > least else None
 
 
 def sentences(

@@ -177,6 +177,42 @@ def test_one_engine_warns_and_what_it_promises_is_what_comes(tmp_path: Path) -> 
     assert "break-even alpha" in text, "the columns of one engine stay"
 
 
+HEAD = ("--target", "llama-3.1-8b", "--gpu", "h100")
+
+
+@pytest.mark.parametrize(("gamma", "batch", "rows"), [(4, 103, 1024), (1, 600, 2048)])
+def test_rows_beyond_the_largest_graph_are_warned_about(
+    tmp_path: Path, gamma: int, batch: int, rows: int
+) -> None:
+    asked = ("estimate", *HEAD, "--draft", "eagle3", "--alpha", "0.7", "--gamma", str(gamma))
+    assert (
+        last_json(call(*asked, "--batch-size", str(512 // (gamma + 1)), "--json"))["warnings"] == []
+    )
+    asked += ("--batch-size", str(batch))
+    cut = last_json(call(*asked, "--json"))
+    (warning,) = cut["warnings"]
+    option = f"max_cudagraph_capture_size={rows}"
+    whole = last_json(call(*asked, "--engine-option", option, "--json"))
+    assert whole["warnings"] == []
+    scores = [each["drafts"][0] for each in (whole, cut)]
+    gains = " instead of ".join(f"{score['speedup']['value']:.2f}x" for score in scores)
+    assert "no CUDA graph of more than 512 rows" in warning
+    assert f"set {option}, which would bring {gains}" in warning
+    rates = [f"{batch / score['decode_s']['value']:,.0f}" for score in scores]
+    alone = f", over {rates[0]} tokens/s without a draft instead of {rates[1]}"
+    assert warning.endswith(alone) == (batch > 512)
+
+
+@pytest.mark.parametrize(("batch", "served"), [(300, True), (600, False)])
+def test_a_search_serves_with_the_graphs_that_pay(tmp_path: Path, batch: int, served: bool) -> None:
+    found = call("search", *HEAD, "--family", "eagle3", "--batch-size", str(batch), "--trials", "6")
+    text = " ".join(found.stdout.split())
+    option = f"max_cudagraph_capture_size={1024 if batch == 300 else 2048}"
+    assert f"With {option}: eagle3: " in text and "WARNING: vllm" in text
+    # beyond the graphs a plain server is slow too, and what a draft gains over that is no gain
+    assert ("--max-cudagraph-capture-size 1024" in text) == ("Try it today" in text) == served
+
+
 def test_a_draft_inside_the_free_layers_is_not_warned_about(tmp_path: Path) -> None:
     pair = (
         "estimate",

@@ -227,10 +227,11 @@ def _next_step(
     first."""
     today = best_at_hand(options, trained=False)
     trained = any(option.has_weights for option in options)
-    if today is not None and not trained and today.gain.value > 1.0:
+    option, better = at_hand_switched(options, result.remedied) or (today, None)
+    pays = option is not None and (better.speedup if better else option.gain).value > 1.0
+    if option is not None and pays and not trained:
         ranks, target = result.workload.tensor_parallel, hub_name(result.target)
         # The name of a folder or a GGUF file is nothing that an engine finds.
-        option, better = at_hand_switched(options, result.remedied) or (today, None)
         command = serve_command(option, run, target, ranks, better) if "/" in target else None
         if command is not None:
             return "Try it today", command
