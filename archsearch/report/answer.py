@@ -18,7 +18,7 @@ from archsearch.engine_facts import engine_facts
 from archsearch.estimate import Estimate
 from archsearch.export.engines import HEADS, VLLM_SIZES, Setup, serving
 from archsearch.needs import Needs
-from archsearch.report.phrases import count_words, verdict
+from archsearch.report.phrases import brings, count_words, verdict
 from archsearch.report.reading import Shown
 from archsearch.report.terminal.layout import WIDTH, table
 from archsearch.runs.run import Run
@@ -156,7 +156,8 @@ def sentences(
     today, switched = best_at_hand(options), at_hand_switched(options, remedied)
     bought = next((option for option in options if not option.at_hand), None)
     best = today if today is not None and (today is lead or today.measured) else lead
-    lines = [f"Speculation {verdict(best.gain, measured=best.measured)} {where}."]
+    rates = "" if best.measured else brings(best.score.mix)
+    lines = [f"Speculation {rates or verdict(best.gain, measured=best.measured)} {where}."]
     if today is not None:
         known = SOURCE_WORDS.get(today.score.alpha.source, "modelled")
         source = "assumed" if today.score.assumed else known

@@ -313,6 +313,16 @@ def over_words(mix: Mix | MixScore | None) -> str:
     return " over the mix of work" if mix is not None and len(mix.parts) > 1 else ""
 
 
+def brings(mix: MixScore | None) -> str:
+    """`brings 1.00x the throughput (2,048 tokens/s, 2,048 without), which the rate fixes,`; "" for
+    another objective."""
+    if mix is None or mix.objective in ("speedup", "tpot"):
+        return ""
+    fixed = abs(mix.gain - 1.0) < 1e-6 and any(part.gamma for part in mix.parts)
+    rates = f"{mix.value:,.0f}{UNITS[mix.objective]}, {mix.plain:,.0f} without"
+    return f"brings {mix.gain:.2f}x the throughput ({rates}){', which the rate fixes,' * fixed}"
+
+
 def objective_words(mix: MixScore) -> str:
     """`throughput 6,373 tokens/s, 5,704 tokens/s without the draft`; limits that are broken after
     it."""

@@ -96,6 +96,7 @@ def test_a_search_over_a_mix_and_what_comes_after(files: Path) -> None:
         and "Rank 1: throughput over the mix" in text
     )
     assert "16 in flight" in text and "over the mix of work" in text
+    assert text.startswith(f"Speculation brings {gains[0]:.2f}x the throughput (")
     (files / "mix.yaml").unlink()  # the run keeps the mix itself
     call("report", "runs/m")
     page = (files / "runs/m/report.html").read_text()
@@ -141,6 +142,27 @@ def test_an_estimate_over_a_mix_says_what_traffic_does(files: Path) -> None:
         ]
         assert entry["mix"]["broken_limits"] == same["broken_limits"] and same["broken_limits"]
         assert not entry["pays"]
+
+
+@pytest.mark.parametrize(
+    ("load", "fixed"), [({"concurrency": 4}, False), ({"requests_per_second": 0.5}, True)]
+)
+def test_the_headline_of_throughput_is_throughput(
+    files: Path, load: dict[str, float], fixed: bool
+) -> None:
+    part = {"name": "a", "prompt_tokens": 300, "output_tokens": 100, **load}
+    (files / "mix.yaml").write_text(yaml.safe_dump(MIX | {"parts": [part]}))
+    asked = (*ESTIMATE, "--alpha", "0.7", "--workload", "mix.yaml")
+    best = last_json(call(*asked, "--json"))["drafts"][0]
+    value, plain = best["mix"]["value"], best["mix"]["plain"]
+    said = " ".join(call(*asked).stdout.split())
+    rates = f"({value:,.0f} tokens/s, {plain:,.0f} without)"
+    assert said.startswith(f"Speculation brings {value / plain:.2f}x the throughput {rates}")
+    assert (value == plain) == ("which the rate fixes" in said) == fixed
+    gain = f"{best['speedup']['value']:.2f}x ("
+    assert gain in said and ") a token." in said
+    other = " ".join(call(*asked, "--objective", "speedup").stdout.split())
+    assert "throughput" not in other.partition(". ")[0] and gain in other
 
 
 def test_a_draft_over_a_limit_is_never_the_best(files: Path) -> None:

@@ -75,6 +75,7 @@ class Option:
             family=self.drafter.family,
             alpha=Estimate(0.7, 0.1, "prior"),
             needs=self.needs,
+            mix=None,
             assumed=self.assumed,
             ranked_by=self.gain.interval[0] if self.assumed else self.gain.value,
         )

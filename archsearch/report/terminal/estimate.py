@@ -12,6 +12,7 @@ from archsearch.report.phrases import (
     PAYS,
     AskedOver,
     ServedBy,
+    brings,
     latency_warning,
     mix_words,
     objective_words,
@@ -168,15 +169,15 @@ def estimate_text(result: Estimated, *, explain: bool) -> str:
     hours = "" if budget is None else hours_words(budget.gpu_hours, unit)
     trained = any(entry.score.needs and entry.score.needs.kind == "training" for entry in entries)
     given = f" Drafters to be trained are given {hours}." if hours and trained else ""
-    several = len(engines) > 1
+    several, rates = len(engines) > 1, brings(best.score.mix)
     above = [
         *([f"No room: {best.no_room}. Were there room:"] if best.no_room else []),
         *([f"Breaks a limit: {'; '.join(broken)}. Without that:"] if broken else []),
         f"{best.draft} has another tokenizer than {result.target}: engines need the same."
         if best.other_tokenizer
-        else f"Speculation {verdict(gain)} for {result.target} on {result.device}: best"
+        else f"Speculation {rates or verdict(gain)} for {result.target} on {result.device}: best"
         f" {best.draft}{' in ' + best.served if several else ''}, gamma {best.score.gamma},"
-        f" {gain_words(gain)}.",
+        f" {gain_words(gain)}{' a token' if rates else ''}.",
         f"{result.words()}, {' and '.join(engines)}.{given}",
     ]
     rows = [
