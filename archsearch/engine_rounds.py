@@ -248,15 +248,13 @@ class EngineRounds:
         return engine_rounds(self.engine, version, {**self.options, **options}, self.drafter)
 
     def for_rows(self, rows: int) -> EngineRounds:
-        """The same; where graphs of the target end before `rows`, `remedy` has larger ones."""
-        largest, known = self.costs.largest_graph, _table()["graphs"].get(self.engine)
-        if self.eager or largest is None or rows <= largest:
+        """The same; where graphs of the target end before `rows`, `remedy` holds larger ones."""
+        most, (version, options) = self.costs.largest_graph, self.remedy or (self.version, {})
+        known = _table()["graphs"].get(self.engine)
+        if self.eager or not most or rows <= most or Version(version) < Version(known["since"]):
             return self
-        version, options = self.remedy or (self.version, {})
-        if Version(version) < Version(known["since"]):
-            return self
-        asked = {known["option"]: str(1 << (rows - 1).bit_length())}
-        return replace(self, remedy=(version, {**options, **asked}))
+        size = str(1 << (rows - 1).bit_length())
+        return replace(self, remedy=(version, {**options, known["option"]: size}))
 
     def remedy_words(self) -> str:
         """What to change, as an instruction; "" where nothing is known."""

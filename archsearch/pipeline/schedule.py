@@ -17,7 +17,6 @@ from archsearch.drafters.forms import vllm_drafter_config
 from archsearch.drafts.heads import run_head
 from archsearch.drafts.records import load_trained
 from archsearch.engine_facts import engine_facts, engine_title, shared_by
-from archsearch.engine_rounds import engine_rounds
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.export.engines import schedule_words
@@ -157,12 +156,10 @@ def adaptive_speedup(scorer: Scorer, draft: Draft, tokens: Estimate, gamma: int)
     """
     latency, target, work = scorer.latency, scorer.target, scorer.workload
 
-    graph = latency.rounds.costs.largest_graph if latency.rounds is not None else None
-    roomy = latency  # graphs are of the rows that are verified, not of all that were drafted
-    if latency.rounds is not None and graph and graph < work.batch_size * (gamma + 1):
-        served = latency.rounds
-        options = {**served.options, "max_cudagraph_capture_size": str(10**9)}
-        wide = engine_rounds(served.engine, served.version, options, served.drafter)
+    served, graph, roomy = latency.rounds, None, latency
+    if served is not None:  # graphs are of the rows that are verified, not of all that were drafted
+        graph, served = served.costs.largest_graph, replace(served, remedy=None)
+        wide = served.for_rows(work.batch_size * (gamma + 1)).remedied()
         roomy = latency.with_rounds(wide) if wide is not None else latency
 
     def round_s(verified: int) -> float:

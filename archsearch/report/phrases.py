@@ -314,13 +314,13 @@ def over_words(mix: Mix | MixScore | None) -> str:
 
 
 def brings(mix: MixScore | None) -> str:
-    """`brings 1.00x the throughput (2,048 tokens/s, 2,048 without), which the rate fixes,`; "" for
-    another objective."""
+    """What the draft does to throughput; "" where that is not the objective."""
     if mix is None or mix.objective in ("speedup", "tpot"):
         return ""
-    fixed = abs(mix.gain - 1.0) < 1e-6 and any(part.gamma for part in mix.parts)
+    same = abs(mix.gain - 1.0) < 1e-6 and any(part.gamma for part in mix.parts)
+    fixed = ", which the rate fixes," if same else ""
     rates = f"{mix.value:,.0f}{UNITS[mix.objective]}, {mix.plain:,.0f} without"
-    return f"brings {mix.gain:.2f}x the throughput ({rates}){', which the rate fixes,' * fixed}"
+    return f"brings {mix.gain:.2f}x the throughput ({rates}){fixed}"
 
 
 def objective_words(mix: MixScore) -> str:
