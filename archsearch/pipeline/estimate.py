@@ -30,7 +30,13 @@ from archsearch.models.targets import NamedDrafter, TargetRef, resolve_drafter, 
 from archsearch.needs import Needs, TrainingBudget
 from archsearch.pipeline.families import kind_of
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, served_target
-from archsearch.pipeline.rounds_explained import difference, free_layers, served_by, warnings_of
+from archsearch.pipeline.rounds_explained import (
+    difference,
+    free_layers,
+    served_by,
+    too_long,
+    warnings_of,
+)
 from archsearch.pipeline.serving import (
     ANSWER,
     check_batch,
@@ -300,7 +306,7 @@ def _priced(
         scorer = MixScorer(scorer, request.mix, device)
     scorer = with_budget(scorer, device, budget_s(request.training_budget_s, device))
     budget, facts, found = scorer.context.budget, engine_facts(source.engine), list[Priced]()
-    usable, longest = usable_bytes(device, workload), target.max_position_embeddings
+    usable = usable_bytes(device, workload)
     for each in named:
         facts.check_drafter(each.drafter, shared_by(workload), source.version, each.name)
         training, doubt, known = request.training or "target", "", None
@@ -325,10 +331,7 @@ def _priced(
         if rows != own_rows:
             why = "engines need the same tokenizer" if other else PADDED
             notes.append(f"vocabulary {own_rows}, target {rows}: {why}")
-        if workload.context_len > longest:
-            notes.append(
-                f"{workload.context_len:,} tokens are more than the target's {longest:,} positions"
-            )
+        notes += too_long(scorer, workload.context_len)
         need, no_room = memory_bytes(target, each.drafter, workload).total_bytes, ""
         if need > usable:
             no_room = (

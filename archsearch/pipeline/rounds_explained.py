@@ -69,27 +69,25 @@ def _without_graphs(rounds: EngineRounds, priced: Sequence[tuple[str, Scorer, Sc
     who = f"{name} " if len(priced) > 1 else ""
     gains = f"{better.speedup.value:.2f}x instead of {score.speedup.value:.2f}x"
     gains += f", at gamma {better.gamma}" if better.gamma != score.gamma else ""
-    batch, now, then = scorer.workload.batch_size, score.decode_s.value, better.decode_s.value
-    if now > WORTH_SAYING * then:
-        gains += (
-            f", over {batch / then:,.0f} tokens/s without a draft instead of {batch / now:,.0f}"
-        )
+    now, then = (scorer.workload.batch_size / each.decode_s.value for each in (score, better))
+    if then > WORTH_SAYING * now:
+        gains += f", over {then:,.0f} tokens/s without a draft instead of {now:,.0f}"
     return [f"{text}: {there.remedy_words()}, which would bring {who}{gains}"]
 
 
 def _mended(
     rounds: EngineRounds, scorer: Scorer, score: Score
 ) -> tuple[EngineRounds, Score] | None:
-    """The engine and its `remedy` for a draft without graphs, or with more rows than they hold, and
-    the score then; None where nothing is gained."""
+    """The engine with its `remedy` for a draft and its rows, and the score then; None where nothing
+    is gained."""
     if score.proposer.rounds != rounds.drafter:
         rounds = replace(rounds, without_graphs="", remedy=None)
-    requests = scorer.workload.batch_size
-    graphs = rounds.for_rows(requests * (max(scorer.gammas) + 1)).remedied()
+    batch = scorer.workload.batch_size
+    graphs = rounds.for_rows(batch * (max(scorer.gammas) + 1)).remedied()
     if graphs is None:
         return None
     better = scored_by(scorer.with_latency(scorer.latency.with_rounds(graphs)), score)
-    rounds = rounds.for_rows(requests * (better.gamma + 1))
+    rounds = rounds.for_rows(batch * (better.gamma + 1))
     gains = score.tpot_s.value / better.tpot_s.value, score.decode_s.value / better.decode_s.value
     return (rounds, better) if rounds.remedy and max(gains) > WORTH_SAYING else None
 
@@ -99,10 +97,16 @@ def remedied(rounds: EngineRounds | None, scorer: Scorer, score: Score) -> Remed
     if rounds is None or (found := _mended(rounds, scorer, score)) is None:
         return None
     there, better = found
-    version, options = there.remedy or ("", {})
-    own = options if version == rounds.version else {}
-    switches = " ".join(f"{name}={value}" for name, value in own.items())
-    return Remedied(score.rank, switches, better.gamma, better.speedup)
+    version, own = there.remedy or ("", {})
+    switches = (f"{name}={value}" for name, value in own.items() if version == there.version)
+    return Remedied(score.rank, " ".join(switches), better.gamma, better.speedup)
+
+
+def too_long(scorer: Scorer, context: int) -> list[str]:
+    """That a context is longer than the target's positions."""
+    most = scorer.target.max_position_embeddings
+    text = f"{context:,} tokens are more than the target's {most:,} positions"
+    return [text] * (context > most)
 
 
 def difference(draft: str, better: Score, worse: Score, worse_there: Score) -> Difference:

@@ -55,6 +55,7 @@ from archsearch.pipeline.rounds_explained import (
     free_layers,
     remedied,
     served_by,
+    too_long,
     warnings_of,
 )
 from archsearch.pipeline.scoring import hopeless, none_within, score_spaces, write_pareto
@@ -243,6 +244,7 @@ def outcome(
     groups = session.groups(ranked)
     unprofiled = filter(None, [latency_warning(source.words, session.target.name)])
     priced = [(f"rank {score.rank}", session.scorer_of(score), score) for score in ranked]
+    reach = scorer.workload.context_len if request.mix is None else request.mix.longest
     better = tuple(filter(None, (remedied(source.rounds, *each[1:]) for each in priced)))
     quicker = {each.rank for each in better if each.speedup.value > ranked[0].speedup.value}
     told = [each for each in priced if each is priced[0] or each[2].rank in quicker]
@@ -257,7 +259,7 @@ def outcome(
         device=source.device.key,
         by=served_by(source),
         free_layers=free_layers(scorer, ranked[0]) if ranked else None,
-        warnings=(*unprofiled, *warnings_of(source, told)),
+        warnings=(*too_long(scorer, reach), *unprofiled, *warnings_of(source, told)),
         latency=source.words,
         dtype=source.dtype,
         weights=source.profile.get("weights"),

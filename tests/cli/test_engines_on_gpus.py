@@ -213,6 +213,17 @@ def test_a_search_serves_with_the_graphs_that_pay(tmp_path: Path, batch: int, se
     assert ("--max-cudagraph-capture-size 1024" in text) == ("Try it today" in text) == served
 
 
+def test_a_context_beyond_the_targets_positions_is_said_by_search_too(tmp_path: Path) -> None:
+    asked = (*HEAD, "--context", "200000")
+    words = "200,000 tokens are more than the target's 131,072 positions"
+    (entry,) = last_json(call("estimate", *asked, "--draft", "llama-3.2-1b", "--json"))["drafts"]
+    assert words in entry["notes"]
+    found = call("search", *asked, "--family", "ngram", "--trials", "2").stdout
+    assert f"WARNING: {words}." in found
+    within = call("search", *HEAD, "--context", "131072", "--family", "ngram", "--trials", "2")
+    assert "positions" not in within.stdout
+
+
 def test_a_draft_inside_the_free_layers_is_not_warned_about(tmp_path: Path) -> None:
     pair = (
         "estimate",

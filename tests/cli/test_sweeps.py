@@ -64,6 +64,16 @@ def test_memory_is_told(tmp_path: Path) -> None:
     assert less["memory"]["with_draft"]["requests"] < with_draft["requests"]
 
 
+def test_a_sweep_beyond_the_positions_says_up_to_which_context(tmp_path: Path) -> None:
+    asked = ("estimate", "--target", "llama-3.1-8b", "--draft", "eagle3", "--gpu", "h100")
+    for end, said in (("2048", False), ("4096", True)):
+        swept = (*asked, "--sweep", "context", "--range", f"256:{end}:3")
+        (item,) = last_json(call(*swept, "--json"))["curves"]
+        assert item["memory"]["with_draft"]["longest"] == 2048
+        headline = " ".join(call(*swept).stdout.split()).partition(" Target ")[0]
+        assert headline.endswith(" It serves contexts up to 2,048.") == said
+
+
 @pytest.mark.parametrize(
     ("extra", "words"),
     [

@@ -84,7 +84,7 @@ def curves_text(result: Swept) -> str:
     given = "given" if result.prior == "given" else f"the prior ({result.prior})"
     lines = wrapped(
         [
-            *(f"{name}: {_verdict(item.curve, axis)}" for name, item in named),
+            *(f"{name}: {_verdict(item, axis)}" for name, item in named),
             f"Target {result.target} on {result.device}, {result.dtype_words},"
             f" {', '.join(filter(None, fixed))}; over {WORDS[axis]}.",
         ]
@@ -122,8 +122,8 @@ def _one(item: DraftCurve, axis: Axis) -> list[str]:
     return [*lines, *wrapped([*_memory(item), *(f"Note: {note}" for note in item.notes)])]
 
 
-def _verdict(curve: Curve, axis: Axis) -> str:
-    name, found = WORDS[axis], []
+def _verdict(item: DraftCurve, axis: Axis) -> str:
+    curve, name, found = item.curve, WORDS[axis], []
     if curve.starts is not None and axis in ("alpha", "gamma"):
         found.append(f"Pays from {name} {_number(curve.starts, axis)} on.")
     if curve.stops is not None:
@@ -142,6 +142,9 @@ def _verdict(curve: Curve, axis: Axis) -> str:
         found.append(
             f"With every token accepted it would stop at {_number(curve.ideal_stops, axis)}."
         )
+    if axis == "context" and item.memory is not None:
+        most = item.memory.with_draft.longest
+        found += [f"It serves contexts up to {most:,}."] if most < curve.points[-1].x else []
     return " ".join(found)
 
 
