@@ -258,13 +258,9 @@ class EngineRounds:
 
     def remedy_words(self) -> str:
         """What to change, as an instruction; "" where nothing is known."""
-        if self.remedy is None:
-            return ""
-        version, options = self.remedy
-        sets = [f"set {name}={value}" for name, value in options.items()]
-        return " and ".join(
-            [*([f"use {self.engine} {version}"] if version != self.version else []), *sets]
-        )
+        version, options = self.remedy or (self.version, {})
+        other = [f"use {self.engine} {version}"] * (version != self.version)
+        return " and ".join(other + [f"set {name}={value}" for name, value in options.items()])
 
 
 @cache

@@ -34,7 +34,7 @@ def served_by(source: LatencySource) -> ServedBy:
 
 def warnings_of(source: LatencySource, priced: Sequence[tuple[str, Scorer, Score]]) -> list[str]:
     """What a reader must know of the engine's version: that its figures are another's, that it runs
-    drafts without graphs.
+    drafts, or many rows, without graphs, and what mends it.
 
     `priced`: name, scorer and score of drafts in it; the one that would be fastest with graphs is
     mentioned, by name where there are several.
@@ -48,20 +48,17 @@ def warnings_of(source: LatencySource, priced: Sequence[tuple[str, Scorer, Score
         found.append(f"latency: {source.words}")
     if rounds.tree and not any(getattr(score.proposer, "tree", None) for _, _, score in priced):
         found.append(rounds.tree)
-    return found + _without_graphs(rounds, priced)
-
-
-def _without_graphs(rounds: EngineRounds, priced: Sequence[tuple[str, Scorer, Score]]) -> list[str]:
-    """That passes run without graphs, what mends it, and what the draft that is then the fastest
-    would gain; nothing where none gains."""
     by = f"{rounds.engine} {rounds.version}"
     kind = "independent drafts" if rounds.drafter == "draft_model" else "such drafters"
     text = f"{by} runs {kind} without CUDA graphs ({rounds.without_graphs})"
     if rounds.without_graphs and rounds.remedy is None:
-        return [text] * any(score.proposer.rounds == rounds.drafter for _, _, score in priced)
-    mended = [(*each, *found) for each in priced if (found := _mended(rounds, *each[1:]))]
+        own = any(score.proposer.rounds == rounds.drafter for _, _, score in priced)
+        return found + [text] * own
+    mended = [
+        (*each, *with_graphs) for each in priced if (with_graphs := _mended(rounds, *each[1:]))
+    ]
     if not mended:
-        return []
+        return found
     name, scorer, score, there, better = max(mended, key=lambda item: item[4].speedup.value)
     if not there.without_graphs:
         most = there.costs.largest_graph
@@ -72,7 +69,7 @@ def _without_graphs(rounds: EngineRounds, priced: Sequence[tuple[str, Scorer, Sc
     now, then = (scorer.workload.batch_size / each.decode_s.value for each in (score, better))
     if then > WORTH_SAYING * now:
         gains += f", over {then:,.0f} tokens/s without a draft instead of {now:,.0f}"
-    return [f"{text}: {there.remedy_words()}, which would bring {who}{gains}"]
+    return [*found, f"{text}: {there.remedy_words()}, which would bring {who}{gains}"]
 
 
 def _mended(
@@ -113,10 +110,8 @@ def difference(draft: str, better: Score, worse: Score, worse_there: Score) -> D
     """The term that makes the difference between two engines. `worse_there`: the worse engine at
     the better one's gamma."""
     parts = error_by_term(better.terms, worse_there.terms)
-    shares = {
-        name: getattr(parts, name) for name in ("decode_s", "draft_s", "verify_s", "overhead_s")
-    }
-    term = max(shares, key=lambda name: shares[name])
+    terms = ("decode_s", "draft_s", "verify_s", "overhead_s")
+    term = max(terms, key=lambda name: float(getattr(parts, name)))
     first, second = (f"{score.engine} {score.engine_version}" for score in (better, worse))
     if better.engine != worse.engine:
         first, second = str(better.engine), str(worse.engine)

@@ -171,31 +171,29 @@ def sentences(
         option, better = switched
         gain = f"{option.name}, gamma {better.gamma}: {gain_words(better.speedup)}"
         lines[-1] += f" With {better.switches}: {gain}."
-    if bought is not None:
-        gain = f"{bought.name}, gamma {bought.gamma}: {gain_words(bought.gain)} predicted"
-    if bought is not None and bought.score.needs is not None:
-        needs = bought.score.needs
-        spent = hours_words(needs.gpu_hours, unit)
-        have = [] if today is None else [today.gain.value]
-        have += [switched[1].speedup.value] if switched is not None else []
-        gains = [each.speedup.value for each in remedied if each.rank == bought.rank]
-        slower = max(have, default=0.0) >= max(gains, default=bought.gain.value)
-        never = f"Training for {spent} is not predicted to be faster"
-        whole = max(needs.gpu_hours, 1e-12)
-        often = f", each seen {needs.epochs:.0f} times" if needs.epochs > 1 else ""
-        over = f", {needs.teacher_hours / whole:.0%} for the target's passes over it"
-        text = (
-            f"{never if slower else f'With {spent} of training'}: {gain};"
-            f" {count_words((needs.tokens or 0.0) / needs.epochs)} tokens of the target's text"
-            f"{often} ({needs.text_hours / whole:.0%} of the hours to write it"
-            f"{over if needs.teacher_hours else ''}, the rest to train)"
-        )
-        if today is not None and bought.group == today.group:
-            text += ". The error bars do not tell the two apart"
-        lines.append(f"{text}.")
-    elif bought is not None:
-        lines.append(f"Trained: {gain}.")
-    return lines
+    if bought is None:
+        return lines
+    gain = f"{bought.name}, gamma {bought.gamma}: {gain_words(bought.gain)} predicted"
+    if (needs := bought.score.needs) is None:
+        return [*lines, f"Trained: {gain}."]
+    spent = hours_words(needs.gpu_hours, unit)
+    have = [0.0] if today is None else [today.gain.value]
+    have += [switched[1].speedup.value] if switched is not None else []
+    gains = [each.speedup.value for each in remedied if each.rank == bought.rank]
+    slower = max(have) >= max(gains, default=bought.gain.value)
+    never = f"Training for {spent} is not predicted to be faster"
+    whole = max(needs.gpu_hours, 1e-12)
+    often = f", each seen {needs.epochs:.0f} times" if needs.epochs > 1 else ""
+    over = f", {needs.teacher_hours / whole:.0%} for the target's passes over it"
+    tied = today is not None and bought.group == today.group
+    return [
+        *lines,
+        f"{never if slower else f'With {spent} of training'}: {gain};"
+        f" {count_words((needs.tokens or 0.0) / needs.epochs)} tokens of the target's text"
+        f"{often} ({needs.text_hours / whole:.0%} of the hours to write it"
+        f"{over if needs.teacher_hours else ''}, the rest to train)."
+        f"{' The error bars do not tell the two apart.' if tied else ''}",
+    ]
 
 
 def serve_command(

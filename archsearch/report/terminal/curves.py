@@ -142,9 +142,9 @@ def _verdict(item: DraftCurve, axis: Axis) -> str:
         found.append(
             f"With every token accepted it would stop at {_number(curve.ideal_stops, axis)}."
         )
-    if axis == "context" and item.memory is not None:
-        most = item.memory.with_draft.longest
-        found += [f"It serves contexts up to {most:,}."] if most < curve.points[-1].x else []
+    memory = item.memory
+    if axis == "context" and memory and (most := memory.with_draft.longest) < memory.context:
+        found.append(f"It serves contexts up to {most:,}.")
     return " ".join(found)
 
 
