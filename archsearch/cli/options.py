@@ -43,16 +43,19 @@ class Option(click.Option):
         self.heading = heading
 
 
+REPEATED: Final = ("engine", "draft", "gamma")
+"""Options that some commands take several times and others once."""
+
+
 class Command(click.Command):
-    """A command whose --help lists its options under their headings, and in which none that takes
-    one value is given twice."""
+    """A command whose --help lists its options under their headings, and which takes none of
+    REPEATED twice that it takes once."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Raises UsageError where the last of two values would silently count."""
         *_, given = self.make_parser(ctx).parse_args(list(args))
         for one in given:
-            again = given.count(one) > 1 and isinstance(one, click.Option)
-            if again and not (one.multiple or one.is_flag):  # type: ignore[attr-defined]
+            if one.name in REPEATED and given.count(one) > 1 and not one.multiple:
                 raise click.UsageError(f"{one.opts[0]} takes one value; it is given twice", ctx)
         return super().parse_args(ctx, args)
 
