@@ -40,7 +40,7 @@ from numpy.typing import ArrayLike
 
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Array, Numbers
-from archsearch.speedup import accepted_by_position, crossing, drifting_positions, levels
+from archsearch.speedup import accepted_by_position, drifting_positions
 
 MOST_RUNNING: Final = 1024
 RATES: Final = 48  # looked at for the one above which speculation should be off
@@ -167,7 +167,8 @@ class Steady:
     """A server in steady state. `running`: requests that decode at once; `full`: more arrive than
     it serves, so that waiting has no end and `ttft_s` is infinite. `tpot_s`: seconds per output
     token after the first, with the prefills in between. `ttft_s` is a mean, `ttft_p99_s` what one
-    in a hundred exceeds: of requests that come by chance, None of a fixed number in flight."""
+    in a hundred exceeds: of requests that come by chance, None of a fixed number in flight.
+    `fallen`: requests that decode where the server stays once it has fallen behind; 0: nowhere."""
 
     requests_per_s: float
     running: float
@@ -177,6 +178,7 @@ class Steady:
     utilisation: float
     full: bool = False
     ttft_p99_s: float | None = None
+    fallen: float = 0.0
 
     def where(self, which: ArrayLike, other: Steady) -> Steady:
         """This where `which` says so, else the other."""
@@ -276,7 +278,7 @@ def slot_waiting(service: Service, requests_per_s: Numbers) -> tuple[Numbers, Nu
 
 def at_rate(service: Service, requests_per_s: Numbers) -> Steady:
     """`requests_per_s` arriving at random (Poisson), one rate or one each; the operating point by
-    fixed point.
+    fixed point: of several the lowest, which a server that fills up reaches first.
 
     Raises ArchsearchError for a rate that is not positive.
     """
@@ -289,20 +291,23 @@ def at_rate(service: Service, requests_per_s: Numbers) -> Steady:
     used: Any = requests_per_s / most
     # of those that are full: not used
     prefilling = np.minimum(requests_per_s * service.prefill_s, 1.0 - 1e-9)
+    arrive = requests_per_s * service.rounds / (1.0 - prefilling)  # in a second of rounds
+    # more run than arrive while one is served? A straight line between these numbers
+    held = service.held + 0.0 * (most + arrive)
+    at = np.append(service.at, np.inf).reshape(-1, *np.ndim(held) * (1,))
+    at = np.append(np.minimum(at, held) - 1.0, [held], axis=0)
+    beyond = at - arrive * service.round_at(np.minimum(at + 1.0, service.held))
+    enough = beyond >= 0.0
+    enough[-1] = True
+    first = np.maximum(np.argmax(enough, axis=0), 1)
+    last = len(at) - 1 - np.argmin(enough[-2::-1], axis=0)
 
-    def beyond(running: Numbers) -> Numbers:
-        """How many more run than arrive while one is served."""
-        round_s = service.round_at(np.minimum(running + 1.0, service.held))
-        return running - requests_per_s * service.rounds * round_s / (1.0 - prefilling)
+    def root(end: Any) -> Any:
+        ends = np.array([end - 1, end])
+        (low, high), (under, over) = (np.take_along_axis(each, ends, 0) for each in (at, beyond))
+        return low - (high - low) * under / np.where(over > 0.0, over - under, -under)
 
-    low, high = 0.0 * (most + requests_per_s), service.held + 0.0 * (most + requests_per_s)
-    for _ in range(math.ceil(math.log2(np.max(high))) + 1):
-        middle = np.floor((low + high) / 2.0)
-        enough = beyond(middle) >= 0.0
-        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-    # between whole numbers it is a straight line, as batch sizes and places in memory are
-    under, over = beyond(low), beyond(high)
-    high = low - (high - low) * under / np.where(over > 0.0, over - under, -under)
+    high, fallen = root(first), np.where(last > first, root(last), 0.0)
     round_s = service.round_at(np.minimum(high + 1.0, service.held))
     decoding = service.rounds * round_s / (1.0 - prefilling)
     # behind other prompts (M/D/1)
@@ -314,12 +319,14 @@ def at_rate(service: Service, requests_per_s: Numbers) -> Steady:
     # with the prompts in it; a prompt waits for one and is read in the next
     step_s = round_s / (1.0 - prefilling)
     chance, waited = slot_waiting(service, np.minimum(requests_per_s, FULL * most))
+    chance = np.where(last > first, 0.0, chance)  # memory fills up where it has fallen behind
     read = service.prefill_s + waits + step_s * (0.5 * busy + service.steps - service.rounds)
     behind = (
         service.prefill_s / (2.0 * (1.0 - prefilling)) * np.log(np.maximum(prefilling / RARE, 1.0))
     )
     late = read + np.maximum(waited * np.log(np.maximum(chance / RARE, 1.0)), behind - waits)
     open_ = _steady(service, high, decoding, read + chance * waited, late, requests_per_s, used)
+    open_ = replace(open_, fallen=_number(fallen))
     if not np.any(full):
         return open_
     shut = replace(in_flight(service, service.held), ttft_s=np.inf, ttft_p99_s=np.inf, full=True)
@@ -358,12 +365,14 @@ def crossing_rate(plain: Service, drafting: Sequence[Service]) -> float | None:
     able = max(service.most_requests_per_s for service in drafting)
     top = min(plain.most_requests_per_s, able) * FULL * 0.999
     rates = np.geomspace(top / 200.0, top, RATES)
-    points = [at_rate(service, rates) for service in drafting]
-    best = np.min([np.where(point.full, np.inf, point.tpot_s) for point in points], axis=0)
-    gains = (at_rate(plain, rates).tpot_s / best).tolist()
-    if gains[0] <= 1.0:
-        return 0.0
-    # full while the plain server still keeps up
-    end = top if able < plain.most_requests_per_s else None
-    found = crossing(rates.tolist(), levels(gains), logs=False)
-    return end if found is None else found
+    for _ in range(3):  # ever closer: a server may leave its graphs there
+        points = [at_rate(service, rates) for service in drafting]
+        best = np.min([np.where(point.full, np.inf, point.tpot_s) for point in points], axis=0)
+        gains = at_rate(plain, rates).tpot_s / best
+        slower = gains <= 1.0
+        if not slower.any():  # full while the plain server still keeps up
+            return top if able < plain.most_requests_per_s else None
+        if not (after := int(np.argmax(slower))):
+            return 0.0
+        rates = np.linspace(rates[after - 1], rates[after], RATES)
+    return float(rates[0])

@@ -12,6 +12,7 @@ from archsearch.traffic.steady import (
     RoundTokens,
     Service,
     at_rate,
+    crossing_rate,
     in_flight,
     slot_waiting,
     together,
@@ -45,6 +46,27 @@ def test_the_operating_point_is_that_of_the_simulation(drafting: bool, load: flo
     assert told.running == pytest.approx(seen.running, rel=0.15)
     assert told.tokens_per_s == pytest.approx(seen.tokens_per_s, rel=0.10)
     assert told.ttft_s == pytest.approx(seen.ttft_s, rel=0.15)
+
+
+def test_a_step_in_a_round_is_reached_from_below_and_the_fall_is_told() -> None:
+    """Where a batch leaves its CUDA graphs, one rate has two operating points that hold."""
+    at = np.array([1.0, 64.0, 128.0, 129.0, 256.0, 512.0])
+    rounds = 10e-3 + 5e-5 * at + 10e-3 * (at > 128)
+    server = Service(at, rounds, RoundTokens(), 1e-3, OUTPUT.mean, 512)
+    rate = 55.0
+    told = at_rate(server, rate)
+    seen = simulate(server, poisson(rate, 2500, PROMPT, OUTPUT, seed=5))
+    assert told.running == pytest.approx(seen.running, rel=0.1) and told.running < 128
+    assert told.tpot_s == pytest.approx(seen.tpot_s, rel=0.05)
+    assert told.fallen > 129 and at_rate(server, 20.0).fallen == 0.0
+    # a round of so many takes what it then takes
+    stays = rate * server.rounds * server.round_at(told.fallen + 1.0) / (1.0 - rate * 1e-3)
+    assert told.fallen == pytest.approx(stays)
+    other = Service(at, np.full(6, 18e-3), RoundTokens(), 1e-3, OUTPUT.mean, 512)
+    off = crossing_rate(other, [server])
+    assert off is not None, "where the step is, not somewhere between two of the rates looked at"
+    assert at_rate(server, 0.999 * off).tpot_s < at_rate(other, 0.999 * off).tpot_s
+    assert at_rate(server, 1.001 * off).tpot_s > at_rate(other, 1.001 * off).tpot_s
 
 
 def test_more_than_it_serves() -> None:

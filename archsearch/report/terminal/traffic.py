@@ -112,6 +112,9 @@ class Part:
             if run.full:
                 most = f"{run.requests_per_s:.3g} requests a second"
                 lines.append(f"{who} the draft the server is full at {most}")
+            if run.fallen > 1.2 * run.running:
+                most = f"{run.fallen:.0f} requests run, not {run.running:.0f}"
+                lines.append(f"{who} the draft the server may tip over: fallen behind, {most}")
         if part.requests_per_second is not None:
             rate = self.served.off_rate
             lines.append(
