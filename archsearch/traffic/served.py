@@ -39,8 +39,6 @@ from archsearch.traffic.times import (
 )
 from archsearch.workload import Objective, Workload
 
-MOST_PRICED: Final = 512
-
 
 @dataclass(frozen=True)
 class ServedPart:
@@ -110,8 +108,8 @@ class Load:
     @classmethod
     def of(cls, part: LoadPart, held: Sequence[Numbers | None], largest_batch: int | None) -> Load:
         limits = [MOST_RUNNING if most is None else int(np.min(most)) for most in held]
-        largest = min(MOST_PRICED, max(limits[1], 1), largest_batch or MOST_PRICED)
-        largest = max(1, min(largest, part.concurrency or largest))
+        most = [each or MOST_RUNNING for each in (limits[1], largest_batch, part.concurrency)]
+        largest = max(1, min(MOST_RUNNING, *most))
         rungs = ladder(largest)
         if not part.refill:  # fewer and fewer
             rungs = tuple(rung for rung in rungs if rung == largest or not rung & rung - 1)
@@ -120,7 +118,7 @@ class Load:
         elif part.concurrency is not None:
             # memory may hold fewer than are in flight: from the last rung below that
             below = max((rung for rung in rungs if rung <= min(limits)), default=1)
-            rungs = tuple(rung for rung in rungs if rung >= min(below, *rungs[-2:]))
+            rungs = tuple(rung for rung in rungs if 1.2 * rung >= min(below, *rungs[-2:]))
         return cls((limits[0], limits[1]), rungs)
 
     def check(self, part: LoadPart) -> None:

@@ -144,7 +144,7 @@ class Service:
     def _slope(self) -> Numbers:
         """Seconds that a round takes longer per request, over the upper half of `at`."""
         at = self.at
-        half = max(0, int(np.searchsorted(at[:-1], at[-1] / 2.0, side="right")) - 1)
+        half = min(int(np.searchsorted(at, at[-1] / 2.0, side="right")), len(at) - 2)
         return np.maximum(0.0, (self.round_s[-1] - self.round_s[half]) / (at[-1] - at[half]))
 
     def requests_per_s(self, running: Numbers) -> Numbers:

@@ -37,7 +37,8 @@ STEP: Final = 2.0**0.25  # from one rung of a ladder to the next
 @dataclass(frozen=True)
 class RoundTimes:
     """Seconds of `target` and `drafter` at the batch sizes `at` (ascending). `idle`: what the
-    loaded draft costs a step that drafts nothing. `draft`: its passes, of a grid."""
+    loaded draft costs a step that drafts nothing. `draft`: its passes, of a grid. `graph`: rows of
+    the largest CUDA graph."""
 
     at: Array
     gammas: tuple[int, ...]
@@ -45,6 +46,7 @@ class RoundTimes:
     idle: Array
     round: Array
     draft: Array
+    graph: float = np.inf
 
 
 def ladder(largest: int) -> tuple[int, ...]:
@@ -93,7 +95,9 @@ def times_over_batches(
         idle = np.array([latency.idle_s(target, asked, work).value for work in workloads])
         rounds = np.array([_rounds_s(latency, target, asked, work, able) for work in workloads])
     decode = np.array([latency.decode_s(target, work).value for work in workloads])
-    return RoundTimes(np.asarray(sizes, float), able, decode, idle, rounds, drafts)
+    graph = latency.rounds.costs.largest_graph if latency.rounds is not None else None
+    at = np.asarray(sizes, float)
+    return RoundTimes(at, able, decode, idle, rounds, drafts, graph or np.inf)
 
 
 def _rounds_s(
@@ -204,7 +208,19 @@ def service_of(
     else:
         rounds = np.ascontiguousarray(times.round[:, times.gammas.index(gamma)])
     most = held if held is not None else MOST_RUNNING
-    return Service(times.at, rounds, tokens, prefill, output_tokens, most, **more)
+    at, rounds = _beside(times.at, rounds, times.graph // ((gamma or 0) + 1))
+    return Service(at, rounds, tokens, prefill, output_tokens, most, **more)
+
+
+def _beside(at: Array, rounds: Array, edge: float) -> tuple[Array, Array]:
+    """With the last batch size in a graph and the first beyond it, by the slopes on either side."""
+    rung = int(np.searchsorted(at, edge, side="right"))
+    if not 0 < rung < len(at):
+        return at, rounds
+    slopes = np.diff(rounds, axis=0, append=rounds[-1:]).T / np.diff(at, append=np.inf)
+    near, sizes = [rung - 1, rung], np.array([edge, edge + 1.0])
+    seconds = rounds[near] + (slopes[..., [rung - 2, rung]] * (sizes - at[near])).T
+    return np.insert(at, rung, sizes), np.insert(rounds, rung, seconds, 0)
 
 
 def held_by(

@@ -4,6 +4,7 @@ space at once."""
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -30,7 +31,9 @@ from archsearch.search.space import SearchSpace
 from archsearch.search.study import search
 from archsearch.traffic.mix import Mix, mix_of
 from archsearch.traffic.mix_scorer import MixScorer
-from archsearch.traffic.served import objective_of, overs, serve_part
+from archsearch.traffic.served import Load, objective_of, overs, serve_part
+from archsearch.traffic.steady import RoundTokens, Service
+from archsearch.traffic.times import service_of, times_over_batches
 from archsearch.workload import Workload
 
 TARGET = catalogue.load("llama-3.1-8b").architecture
@@ -106,6 +109,25 @@ def test_a_load_of_one_request_is_as_sure_as_the_request_alone(name: str) -> Non
     assert loaded.speedup.relative_std == pytest.approx(
         alone(draft, loaded.gamma).speedup.relative_std, rel=1e-9
     )
+
+
+@pytest.mark.parametrize(("gamma", "size"), [(1, 256), (2, 170), (None, 512)])
+def test_between_two_sizes_a_pass_leaves_its_graph_where_it_does(
+    gamma: int | None, size: int
+) -> None:
+    draft = family("eagle3").usual(TARGET)
+
+    def server(sizes: Sequence[int]) -> Service:
+        args = latency(), TARGET, draft, Workload(1, 256, 1, "bfloat16", "graph"), [1, 2]
+        return service_of(times_over_batches(*args, sizes), gamma, RoundTokens(), 0.0, 9.0, None)
+
+    asked = size - 5, size, size + 1, size + 9
+    at_a_rate = mix({**RATE, "prompt_tokens": 20, "output_tokens": 20}).parts[0]
+    read = server(Load.of(at_a_rate, (None, None), None).sizes)
+    for each in asked:
+        alone = float(server([each]).round_s[0])
+        assert read.round_at(float(each)) == pytest.approx(alone, rel=0.02), each
+    assert read.round_at(size + 1.0) > 1.2 * read.round_at(float(size))
 
 
 def test_a_score_is_what_traffic_says_of_the_same_parts() -> None:
