@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import EngineRounds
 from archsearch.pipeline.latency import LatencySource
 from archsearch.pipeline.schedule import scored_by
@@ -48,6 +49,10 @@ def warnings_of(source: LatencySource, priced: Sequence[tuple[str, Scorer, Score
         found.append(f"latency: {source.words}")
     if rounds.tree and not any(getattr(score.proposer, "tree", None) for _, _, score in priced):
         found.append(rounds.tree)
+    works = [scorer.workload for _, scorer, _ in priced]
+    alone = any(work.draft_tensor_parallel == 1 < work.tensor_parallel for work in works)
+    if alone and engine_facts(rounds.engine).sharded_draft:
+        found.append(f"{rounds.engine} shards a draft as its target, and runs none on one device")
     by = f"{rounds.engine} {rounds.version}"
     kind = "independent drafts" if rounds.drafter == "draft_model" else "such drafters"
     text = f"{by} runs {kind} without CUDA graphs ({rounds.without_graphs})"

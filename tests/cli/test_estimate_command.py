@@ -133,6 +133,14 @@ def test_what_has_no_room_is_said_first_and_comes_last() -> None:
     assert any(line.endswith("no room") for line in alone.splitlines())
 
 
+def test_a_draft_on_one_of_several_devices_is_priced_and_said_to_run_nowhere() -> None:
+    asked = ("estimate", "--target", "llama-3.1-70b", "--gpu", "h100", "--tensor-parallel", "4")
+    both = (*asked, "--draft", "llama-3.2-1b", "--json")
+    for more, said in (((), False), (("--draft-tensor-parallel", "1"), True)):
+        warnings = last_json(call(*both, *more))["warnings"]
+        assert any("shards a draft as its target" in each for each in warnings) == said
+
+
 def test_a_draft_whose_positions_end_before_the_context_has_no_room() -> None:
     # vLLM stops beyond them (issue 48894)
     asked = ("estimate", "--target", "llama-3.1-8b", "--gpu", "h100", "--draft", "eagle3")
