@@ -28,7 +28,7 @@ def write_best(
         assert score.rank is not None
         config = drafter_config(score.proposer, session.scorer.target)
         draft = trained.get(score.architecture)
-        model = served_from(score, run.best_dir(score.rank), draft is not None)
+        model = score.loaded_from(run.best_dir(score.rank), draft is not None)
         served = vllm_drafter_config(score.proposer, model, score.gamma)
         folder = run.write_best(score, config, served or None)
         if score.drafter is None and draft is not None:
@@ -36,13 +36,6 @@ def write_best(
     for rank in stale:
         if rank > len(ranked):
             run.drop_rank(rank)
-
-
-def served_from(score: Score, folder: Path, weights: bool) -> str:
-    """What engines load of a rank: its folder, or, of one that exists and has no `weights` there,
-    its hub id."""
-    hub_id = score.needs.hub_id if score.needs is not None else None
-    return str(folder) if weights or hub_id is None else hub_id
 
 
 COPIED_TO_RANK = (

@@ -24,7 +24,6 @@ from archsearch.files import write_json
 from archsearch.hardware.device import Device
 from archsearch.models.files import has_weights
 from archsearch.models.targets import resolve_drafter
-from archsearch.pipeline.candidates import served_from
 from archsearch.pipeline.in_engine import serving_scorer
 from archsearch.pipeline.serving import check_batch
 from archsearch.pipeline.session import SearchSession
@@ -262,7 +261,7 @@ def schedule_rank(
     largest = largest_gamma(ranges, 0)
     if engine_facts(asked.engine).speculative_config and largest:
         ranks = asked.scorer.workload.tensor_parallel if score.drafter is None else None
-        model = served_from(score, folder, has_weights(folder))
+        model = score.loaded_from(folder, has_weights(folder))
         config = vllm_drafter_config(score.proposer, model, largest, ranges, ranks)
         write_json(folder / "speculative_config.json", config)
     return planned

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import numpy as np
@@ -160,6 +161,12 @@ class Score:
     def proposer(self) -> Drafter:
         """What drafts."""
         return self.drafter or Independent(self.architecture)
+
+    def loaded_from(self, folder: Path, weights: bool) -> str:
+        """What engines load: the folder, or, where that has no `weights`, the hub id of what
+        exists."""
+        hub_id = self.needs.hub_id if self.needs is not None else None
+        return str(folder) if weights or hub_id is None else hub_id
 
     def label(self) -> str:
         """What drafts, in short: its dimensions, and its family where it is no independent
