@@ -220,6 +220,8 @@ def _beside(at: Array, rounds: Array, edge: float) -> tuple[Array, Array]:
     slopes = np.diff(rounds, axis=0, append=rounds[-1:]).T / np.diff(at, append=np.inf)
     near, sizes = [rung - 1, rung], np.array([edge, edge + 1.0])
     seconds = rounds[near] + (slopes[..., [rung - 2, rung]] * (sizes - at[near])).T
+    # where there is another step too, no slope leads out of what is known
+    seconds = np.clip(np.maximum.accumulate(seconds), rounds[near].min(0), rounds[near].max(0))
     new = ~np.isin(sizes, at)  # what is priced stays
     return np.insert(at, rung, sizes[new]), np.insert(rounds, rung, seconds[new], 0)
 

@@ -33,7 +33,7 @@ from archsearch.traffic.mix import Mix, mix_of
 from archsearch.traffic.mix_scorer import MixScorer
 from archsearch.traffic.served import Load, objective_of, overs, serve_part
 from archsearch.traffic.steady import RoundTokens, Service
-from archsearch.traffic.times import service_of, times_over_batches
+from archsearch.traffic.times import RoundTimes, service_of, times_over_batches
 from archsearch.workload import Workload
 
 TARGET = catalogue.load("llama-3.1-8b").architecture
@@ -128,6 +128,24 @@ def test_between_two_sizes_a_pass_leaves_its_graph_where_it_does(
         alone = float(server([each]).round_s[0])
         assert read.round_at(float(each)) == pytest.approx(alone, rel=0.02), each
     assert read.round_at(size + 1.0) > 1.2 * read.round_at(float(size))
+
+
+@pytest.mark.parametrize(
+    ("at", "seconds", "graph"),
+    [
+        ([64.0, 102.0, 103.0], [1.0, 1.1, 2.0], 102.0),  # both are priced already
+        ([64.0, 128.0, 256.0, 257.0], [1.0, 1.1, 1.3, 2.3], 170.0),  # another step, of a draft
+    ],
+)
+def test_the_end_of_a_graph_adds_no_size_twice_and_nothing_outside_its_neighbours(
+    at: list[float], seconds: list[float], graph: float
+) -> None:
+    rows = np.array(seconds)[:, None]
+    idle = np.zeros(len(at))
+    times = RoundTimes(np.array(at), (1,), rows[:, 0], idle, rows, rows, 2 * graph)
+    served = service_of(times, 1, RoundTokens(), 0.0, 9.0, None)
+    assert np.all(np.diff(served.at) > 0) and np.all(np.diff(served.round_s) >= 0)
+    assert set(at) <= set(served.at.tolist())
 
 
 def test_a_score_is_what_traffic_says_of_the_same_parts() -> None:
