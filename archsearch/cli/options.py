@@ -54,7 +54,7 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Raises UsageError where the last of two values would silently count."""
         *_, given = self.make_parser(ctx).parse_args(list(args))
-        for one in given:
+        for one in () if ctx.resilient_parsing else given:  # a shell completes it
             if one.name in REPEATED and given.count(one) > 1 and not one.multiple:
                 raise click.UsageError(f"{one.opts[0]} takes one value; it is given twice", ctx)
         return super().parse_args(ctx, args)

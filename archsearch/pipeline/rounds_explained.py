@@ -49,8 +49,8 @@ def warnings_of(source: LatencySource, priced: Sequence[tuple[str, Scorer, Score
         found.append(f"latency: {source.words}")
     if rounds.tree and not any(getattr(score.proposer, "tree", None) for _, _, score in priced):
         found.append(rounds.tree)
-    works = [scorer.workload for _, scorer, _ in priced]
-    alone = any(work.draft_tensor_parallel == 1 < work.tensor_parallel for work in works)
+    works = (scorer.workload for _, scorer, _ in priced)
+    alone = any(each.draft_tensor_parallel == 1 < each.tensor_parallel for each in works)
     if alone and engine_facts(rounds.engine).sharded_draft:
         found.append(f"{rounds.engine} shards a draft as its target, and runs none on one device")
     by = f"{rounds.engine} {rounds.version}"

@@ -258,6 +258,9 @@ def test_commands_and_arguments_that_do_not_exist() -> None:
     assert "colours" in refused("list", "colours")
     assert "runs/none" in refused("export", "runs/none", "--output", "x")
     assert "contradict" in refused(*SEARCH, "--confirm", "1", "--no-confirm")
+    # `estimate` takes several; here the last one would silently count
+    line = refused(*SEARCH, "--engine", "vllm", "--engine", "sglang")
+    assert "--engine takes one value; it is given twice" in line
 
 
 def test_a_profile_of_another_schema(world: Path) -> None:

@@ -82,6 +82,9 @@ def test_a_shell_completes_names_of_values_and_runs() -> None:
     assert "llama-3.1-8b" in offered("search", "--target", incomplete="Llama-3.1")
     assert {"h100", "cpu"} <= set(offered("estimate", "--gpu"))
     assert offered("search", "--engine", incomplete="sg") == ["sglang"]
+    # what is refused when it runs is completed all the same
+    assert offered("search", "--engine", "vllm", "--engine", incomplete="sg") == ["sglang"]
+    assert "h100" in offered("search", "--engine", "vllm", "--engine", "sglang", "--gpu")
     assert "eagle3" in offered("estimate", "--draft", incomplete="ea")
     assert "medusa" in offered("train", "--family")
     assert offered("search", "--space", incomplete="def") == ["default"]

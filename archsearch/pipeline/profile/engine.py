@@ -108,10 +108,7 @@ def profile_engine(
         if facts.gguf:  # its passes are run apart from its rounds: a start a gamma, as few rounds
             # as make a row; luck may accept more of a draft, so that there are fewer
             rounds = math.ceil(1.3 * MIN_STEPS)
-            references = profile.probe_reference_s
-            asked = replace(
-                asked, contexts=CONTEXTS, repeats=1, rounds=rounds, references=references
-            )
+            asked = replace(asked, contexts=CONTEXTS, repeats=1, rounds=rounds)
 
         def engine(case: Case) -> Engine:
             made = not here or (isinstance(case.draft, Drafter) and case.draft.trains)
@@ -134,7 +131,7 @@ def profile_engine(
             else _plain_steps(run, target, plain, slowdown) as probe,
             ProgressLine(f"passes of {name}, {dtype}") as line,
         ):
-            asked = replace(asked, slowdown=probe)
+            asked = replace(asked, slowdown=probe, references=profile.probe_reference_s)
             measure_passes(engine, asked, cases, record=record, progress=line)
     if left:
         slowest = max(row.slowdown for row in left)
