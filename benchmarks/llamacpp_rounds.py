@@ -1,8 +1,8 @@
 """Rounds of llama.cpp predicted from its profile beside rounds measured, for drafts that the
 profile has not seen.
 
-Synthetic acceptance; a second server runs the target alone just before and after each answer, so
-that times can be divided by how slow the machine is at that moment. Of a profile made by
+Synthetic acceptance. The profile's passes for comparison run before and after each answer, so that
+times are divided by how slow the machine is at that moment. Of a profile made by
 `archsearch profile --gpu cpu --target T --engine llama.cpp`:
 
     python benchmarks/llamacpp_rounds.py PROFILE OUTPUT.jsonl [DTYPE..]
@@ -25,8 +25,13 @@ from typing import TextIO
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import Part
 from archsearch.engines.engine import EnginePrompt, EngineSettings, Sampling
-from archsearch.engines.measure.passes import MIN_STEPS, Case, PassRequest, measure_passes
-from archsearch.engines.measure.rows import PlainSteps
+from archsearch.engines.measure.passes import (
+    MIN_STEPS,
+    Case,
+    PassRequest,
+    compared,
+    measure_passes,
+)
 from archsearch.engines.measure.turns import full_steps
 from archsearch.engines.registry import make_engine
 from archsearch.latency.engine_passes import EnginePasses
@@ -67,14 +72,7 @@ def main() -> None:
         for dtype in asked.dtypes:
             latency = LatencyModel(profile, dtype, engine="llama.cpp")
             settings = EngineSettings(dtype=dtype, max_len=256, threads=threads)
-            probe = PlainSteps(
-                lambda settings=settings: make_engine("llama.cpp", settings),
-                engine_target(ref, "llama.cpp", dtype),
-                ref.architecture.vocab_size,
-                reference_s=latency.decode_s(
-                    ref.architecture, Workload(dtype=dtype, context_len=22)
-                ).value,
-            )
+            settings = replace(settings, time_passes=True)
             engine = make_engine("llama.cpp", replace(settings, concurrency=requests))
             drafts = [draft_of(ref.architecture, *shape) for shape in SHAPES]
             cases = [(draft, gamma) for draft in drafts for gamma in asked.gammas if gamma]
@@ -91,13 +89,17 @@ def main() -> None:
                     )
                     for number in range(requests)
                 ]
-                before = probe.now()
                 tokens = 1 + round(ROUNDS * sum((1.0, *rates))) + gamma
-                engine.generate(prompts, Sampling(tokens, ignore_end=True))
-                slow = 0.5 * (before + probe.now())
+                slow = []
+                for _ in range(2):  # passes are run behind an answer, so those before it too
+                    engine.generate(prompts, Sampling(tokens, ignore_end=True))
+                    key = f"llama.cpp {dtype}"
+                    slower = compared(engine.steps(), key, profile.probe_reference_s)
+                    slow.append(slower(gamma + 1))
                 steps = [s for s in full_steps(engine.steps(), requests) if s.gamma == gamma]
                 seen.setdefault((draft, gamma), []).extend(
-                    (step.seconds / slow, step.seconds, step.context) for step in steps
+                    (step.seconds / statistics.mean(slow), step.seconds, step.context)
+                    for step in steps
                 )
             for (draft, gamma), visited in seen.items():
                 times, wall, contexts = zip(*visited, strict=True)
@@ -148,9 +150,7 @@ def main() -> None:
                     folder = random_draft(draft, dtype, Path(temporary))
                     timed: list[Measurement] = []
                     measure_passes(
-                        lambda case, settings=settings: make_engine(
-                            "llama.cpp", replace(settings, time_passes=True)
-                        ),
+                        lambda case, settings=settings: make_engine("llama.cpp", settings),
                         request,
                         [Case([(1, gamma) for gamma in GAMMAS], draft, folder, place=place)],
                         record=timed.append,
@@ -161,7 +161,6 @@ def main() -> None:
                         errors.setdefault(f"{dtype} passes", []).append(
                             _pass_error(passes, row, rows)
                         )
-            probe.stop()
     for dtype, found_errors in errors.items():
         sizes = sorted(map(abs, found_errors))
         print(

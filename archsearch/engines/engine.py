@@ -143,8 +143,8 @@ class EngineStep:
     None where the engine does not tell. `draft_s`: seconds of each pass of the draft, and
     `draft_tokens` the tokens in each, all requests; () where there was none or the engine does not
     tell. `prefill`: prompts were processed in it. `context`: mean tokens in the KV cache of a
-    request before it. `plain_s`: seconds of the target's pass over one token beside these, where
-    the engine runs it for comparison.
+    request before it. `compared`: a pass of the target beside these, always the same, where the
+    engine runs one for comparison: tokens in it, its seconds.
     """
 
     batch: int
@@ -157,7 +157,7 @@ class EngineStep:
     draft_tokens: tuple[int, ...] = ()
     prefill: bool = False
     context: float = 0.0
-    plain_s: float | None = None
+    compared: tuple[int, float] | None = None
 
     @property
     def other_s(self) -> float | None:

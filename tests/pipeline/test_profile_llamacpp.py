@@ -34,18 +34,20 @@ TARGET = resolve_target("smollm2-135m")
 
 
 class LlamaCpp(MadeUpEngine):
-    """A pass of the draft over what was verified, besides those that draft, and the target's over
-    one token, `slower` in all engines but the first."""
+    """A pass of the draft over what was verified, besides those that draft, and passes of the
+    target for comparison, over one token and over eight `slower` in all engines but the first."""
 
-    slower, runs = 1.0, 0
+    slower, runs = (1.0, 1.0), 0
 
     def start(self, *args: Any, **options: Any) -> None:
         super().start(*args, **options)
         type(self).runs += 1
 
     def steps(self) -> tuple[EngineStep, ...]:
-        def caught_up(step: EngineStep) -> EngineStep:
-            step = replace(step, plain_s=0.011 * (self.slower if self.runs > 1 else 1.0))
+        def caught_up(number: int, step: EngineStep) -> EngineStep:
+            slower = self.slower[number % 2] if self.runs > 1 else 1.0
+            tokens, seconds = ((1, 0.011), (8, 0.018))[number % 2]
+            step = replace(step, compared=(tokens, seconds * slower))
             if not step.gamma:
                 return step
             return replace(
@@ -54,7 +56,7 @@ class LlamaCpp(MadeUpEngine):
                 draft_s=(2e-4, *(1e-4,) * step.gamma),
             )
 
-        return tuple(map(caught_up, super().steps()))
+        return tuple(caught_up(*each) for each in enumerate(super().steps()))
 
 
 @pytest.fixture
@@ -125,16 +127,18 @@ def test_every_precision_is_measured_and_priced(made: list[Any], tmp_path: Path)
 def test_how_slow_the_machine_was_is_said_by_the_engines_own_steps(
     made: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LlamaCpp, "slower", 1.5)
+    monkeypatch.setattr(LlamaCpp, "slower", (1.5, 2.0))
     summary = profile_device(request(tmp_path, quick=True, dtypes=("q8_0",)))
-    assert summary.measured.slowdown_median == pytest.approx(1.5)
+    assert 1.5 <= summary.measured.slowdown_median < 2.0
     profile = Profile.load(tmp_path)
-    assert profile.probe_reference_s == {"llama.cpp pass q8_0": 0.011}
+    references = {"llama.cpp q8_0 pass of 1": 0.011, "llama.cpp q8_0 pass of 8": 0.018}
+    assert profile.probe_reference_s == references
     rows = profile.select("pass", "q8_0", "eager")
     passes = {PassShape.of(row).tokens: row for row in rows if PassShape.of(row).role == "target"}
     # the first call ran at the reference; the seconds of others are divided
     assert passes[1].median_s == pytest.approx(11e-3)
-    assert passes[2].median_s == pytest.approx(12e-3 / 1.5)
+    # memory was 1.5 times slower and eight tokens 2: a straight line between them
+    assert passes[2].median_s == pytest.approx(12e-3 / ((6 * 16.5 + 36) / (6 * 11 + 18)), abs=1e-6)
 
 
 def test_rows_of_a_machine_that_others_had_are_left_out(
@@ -144,7 +148,7 @@ def test_rows_of_a_machine_that_others_had_are_left_out(
     measured, 17 of its standard deviations away."""
     asked = request(tmp_path, quick=True, dtypes=("q8_0",))
     for slowdown, drafts in ((14.0, 0), (1.0, 3)):
-        monkeypatch.setattr(LlamaCpp, "slower", slowdown)
+        monkeypatch.setattr(LlamaCpp, "slower", (slowdown, slowdown))
         profile_device(asked)
         rows = Profile.load(tmp_path).select("pass", "q8_0", "eager")
         shapes = {PassShape.of(row).architecture for row in rows}

@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Drafter
 from archsearch.engine_facts import ANY_ENGINE, ENGINES
@@ -102,8 +104,8 @@ class PassRequest:
     `target`: what the engine loads, of `architecture`; `contexts`: tokens in the cache in mid-run,
     in turn; `rounds`: in place of a case's tokens, whole rounds of every answer.
     `slowdown()`: how much slower than its reference the machine is now, asked before and after
-    every call. Where steps have a pass for comparison, that says it, against the one in
-    `references`, by engine and dtype, which the first call fills in.
+    every call. Where steps have passes for comparison, those say it, against `references`, by
+    engine, tokens and dtype, which the first call fills in.
     """
 
     target: object
@@ -151,7 +153,8 @@ class StepRows:
         """`batch` requests at once, their steps collected. A drafter that is no model sees a text
         twice, so that lookup finds something. Raises RunFailed where the engine does not tell its
         steps."""
-        asked, before, tokens = self.asked, self.asked.slowdown(), case.tokens
+        asked, tokens = self.asked, case.tokens
+        before = asked.slowdown()
         if asked.rounds is not None:  # one token comes with the prompt, the last rounds may be cut
             tokens = 1 + math.ceil(asked.rounds * (1.0 + math.fsum(synthetic(gamma)))) + gamma
         context = asked.contexts[place % len(asked.contexts)]
@@ -167,13 +170,12 @@ class StepRows:
             raise RunFailed(
                 f"{engine.name} does not tell what its steps take, so they cannot be profiled"
             )
-        plain = [step.plain_s for step in steps if step.plain_s is not None]
-        if plain:
-            plain_s, key = statistics.median(plain), f"{self.engine} pass {asked.dtype}"
-            slowdown = plain_s / asked.references.setdefault(key, plain_s)
+        slower = compared(steps, f"{self.engine} {asked.dtype}", asked.references)
+        if slower is None:
+            both = 0.5 * (before + asked.slowdown())
+            self.add(steps, batch, gamma, case.draft, lambda tokens: both)
         else:
-            slowdown = 0.5 * (before + asked.slowdown())
-        self.add(steps, batch, gamma, case.draft, slowdown)
+            self.add(steps, batch, gamma, case.draft, slower)
 
     def add(
         self,
@@ -181,10 +183,11 @@ class StepRows:
         batch: int,
         gamma: int,
         draft: Architecture | Drafter | None,
-        slowdown: float,
+        slower: Callable[[int], float],
     ) -> None:
         """Take the steps at full `batch` that read no prompt and had `gamma` tokens of every
-        request judged: the last rounds of a request may be shorter."""
+        request judged: the last rounds of a request may be shorter. `slower`: how much slower than
+        its reference the machine was, by tokens of a request in a pass."""
         facts = ENGINES.get(self.engine, ANY_ENGINE)
         passes = gamma + facts.catches_up if gamma else 0
         for step in steps:
@@ -194,27 +197,34 @@ class StepRows:
             if isinstance(draft, Drafter):
                 shape = DraftedShape(self.engine, draft, gamma, batch, 0)
                 key = _Times("drafted", shape, "cold")
-                self._keep(key, step.seconds - step.target_s, slowdown)
+                self._keep(key, step.seconds - step.target_s, slower(1))
                 self.contexts.setdefault(key, []).append(step.context)
                 continue
             if len(step.draft_s) != passes:
                 continue
             context = _rounded(step.context)
             at = (batch, gamma + 1, context)
-            self._pass("target", self.asked.architecture, at, "cold", step.target_s, slowdown)
+            self._pass("target", self.asked.architecture, at, "cold", step.target_s, slower)
             each = [max(1, round(tokens / batch)) for tokens in step.draft_tokens]
             for number, (seconds, tokens) in enumerate(zip(step.draft_s, each, strict=True)):
                 assert draft is not None
                 cache = "warm" if number else "cold"
-                self._pass("draft", draft, (batch, tokens, context), cache, seconds, slowdown)
+                self._pass("draft", draft, (batch, tokens, context), cache, seconds, slower)
             rest = RestShape(self.engine, gamma, batch, each[0] if each else 0)
             assert step.other_s is not None
-            self._keep(_Times("rest", rest, "warm"), step.other_s, slowdown)
+            self._keep(_Times("rest", rest, "warm"), step.other_s, slower(1))
 
     def _pass(
-        self, role: Any, arch: Architecture, at: tuple[int, int, int], cache: str, *took: float
+        self,
+        role: Any,
+        arch: Architecture,
+        at: tuple[int, int, int],
+        cache: str,
+        seconds: float,
+        slower: Callable[[int], float],
     ) -> None:
-        self._keep(_Times("pass", PassShape(self.engine, role, arch, *at), cache), *took)
+        shape = PassShape(self.engine, role, arch, *at)
+        self._keep(_Times("pass", shape, cache), seconds, slower(shape.tokens))
 
     def _keep(self, key: _Times, seconds: float, slowdown: float) -> None:
         self.times.setdefault(key, []).append((seconds / slowdown, slowdown))
@@ -235,6 +245,22 @@ class StepRows:
             found.append(row_of(key.kind, shape, how, times, statistics.median(slowdowns)))
         self.grown.clear()
         return sorted(found, key=lambda row: 2 * _marks(row) or row.kind == "pass")
+
+
+def compared(
+    steps: Sequence[EngineStep], key: str, references: dict[str, float]
+) -> Callable[[int], float] | None:
+    """How much slower than `references` the machine was, by tokens in a pass: the steps' passes for
+    comparison, medians, with a straight line between their sizes. None where there are none."""
+    took: dict[int, list[float]] = {}
+    for tokens, seconds in (step.compared for step in steps if step.compared):
+        took.setdefault(tokens, []).append(seconds)
+    if not took:
+        return None
+    now = {tokens: statistics.median(took[tokens]) for tokens in sorted(took)}
+    quiet = [references.setdefault(f"{key} pass of {size}", now[size]) for size in now]
+    sizes, found = list(now), list(now.values())
+    return lambda tokens: float(np.interp(tokens, sizes, found) / np.interp(tokens, sizes, quiet))
 
 
 def _rounded(context: float) -> int:

@@ -31,8 +31,8 @@ from loop import Failed, Message, claim_stdout, serve
 PARAMETER_WORDS = 128
 """Room for llama.h's parameter structs, which grow from build to build (about 40 words in 2026);
 they are passed by value."""
-PLAIN_AT = 16
-"""Tokens behind which the target's pass over one token is run for comparison."""
+COMPARED, COMPARED_AT = (1, 8), 16
+"""Tokens in the target's passes for comparison, and tokens behind which they are run."""
 DEFAULTS = [512, 2048, 512, 1]
 """n_ctx, n_batch, n_ubatch, n_seq_max: the first words of llama_context_params, which say that the
 layout is the known one."""
@@ -151,8 +151,8 @@ class Model:
 
 class Passes:
     """The passes of one server's rounds: models of its files (their pages are shared), each with a
-    context of `room` tokens; `plain`: the target once more, for its pass over one token in every
-    round, which says how slow the machine was in it."""
+    context of `room` tokens; `plain`: the target once more, for a pass in every round that says how
+    slow the machine was in it: over one token (memory) and over several (arithmetic) in turn."""
 
     target: Any = None
     draft: Any = None
@@ -167,16 +167,14 @@ class Passes:
         return {}
 
     def add(self, request: Message) -> Message:
-        """Fill in `plain_s`, `target_s`, `draft_s` and `draft_tokens` of the steps behind the
+        """Fill in `compared`, `target_s`, `draft_s` and `draft_tokens` of the steps behind the
         prompt `token_ids`.
 
         The draft's pass over what was verified comes first: it is the first that its weights come
         from memory for, and the passes of one token of the next round follow it.
         """
         steps, token_ids = request["steps"], request["token_ids"]
-        for step in steps:
-            if step.get("prefill"):
-                continue
+        for number, step in enumerate(step for step in steps if not step.get("prefill")):
             at, gamma = int(step["context"]), step["gamma"]
             rows = [token_ids[row % len(token_ids)] for row in range(gamma + 1)]
             singles = []
@@ -185,8 +183,10 @@ class Passes:
                 singles = [
                     self.draft.pass_s(rows[row : row + 1], at + row, True) for row in range(gamma)
                 ]
-            self.plain.fill(token_ids, PLAIN_AT)
-            step["plain_s"] = self.plain.pass_s(token_ids[:1], PLAIN_AT, True)
+            self.plain.fill(token_ids, COMPARED_AT)
+            tokens = COMPARED[number % len(COMPARED)]
+            same = [token_ids[row % len(token_ids)] for row in range(tokens)]
+            step["compared"] = [tokens, self.plain.pass_s(same, COMPARED_AT, True)]
             self.target.fill(token_ids, at)
             step["target_s"] = self.target.pass_s(rows, at, True)
             if singles:
