@@ -109,7 +109,7 @@ class RoundCosts:
     ungraphed_layer_s: Estimate = _ZERO  # the host's time for a layer of a pass beyond it
     tree_step_s: Estimate | None = None  # what a step of a tree adds; None: it drafts no trees
 
-    def launching(self, rows: int) -> RoundCosts:
+    def launching(self, rows: float) -> RoundCosts:
         """The costs of a pass of the target over `rows` rows: beyond the largest graph the host
         launches it layer by layer."""
         if self.largest_graph is None or rows <= self.largest_graph:

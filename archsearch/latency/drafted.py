@@ -80,7 +80,7 @@ class DrafterRounds:
             return None
         first = Many(kernels.mean_s(replace(plan.first, layers=sizes(plan.first.layers))))
         times = (in_one(verify_s.values()), first, self._later_s(plan))
-        return mean_rounds(costs, self._passes(plan, times))
+        return mean_rounds(costs, self._passes(plan, times, rows.gamma + 1))
 
     @property
     def _costs(self) -> RoundCosts | None:
@@ -95,18 +95,23 @@ class DrafterRounds:
     def _later_s(self, plan: RoundPlan) -> Estimate:
         return NOTHING_S if plan.step is None else self._drafts.ops_s(plan.step, cold=False)
 
-    def _passes(self, plan: RoundPlan, times: tuple[Any, Any, Any]) -> Passes:
-        """The passes of a plan; `times`: of the target's, the first and each later one."""
+    def _passes(self, plan: RoundPlan, times: tuple[Any, Any, Any], verified: Any) -> Passes:
+        """The passes of a plan; `times`: of the target's, which reads `verified` tokens of a
+        sequence, the first and each later one."""
         drafter, first = self.drafter, plan.first
         scatters = self.latency.facts.scattered_head and drafter.has_layers
         reduces, launched = (first.all_reduces(), plan.launched) if first is not None else (0, 1)
         counts = (launched, self.workload.batch_size, plan.layers)
         scattered = scatters and drafter.architecture.trimmed
         layers = self.target.num_hidden_layers
-        return Passes(*times, *counts, layers, reduces, scattered=scattered)
+        how = {"scattered": scattered, "verified": verified}
+        return Passes(*times, *counts, layers, reduces, **how)
 
-    def _drafting(self, rows: RoundRows, plan: RoundPlan, verify: Estimate) -> RoundTime:
-        """A round in which every sequence has something to verify; `verify`: the target's pass."""
+    def _drafting(
+        self, rows: RoundRows, plan: RoundPlan, verify: Estimate, share: float = 1.0
+    ) -> RoundTime:
+        """A round in which `share` of the sequences have a draft to verify; `verify`: the target's
+        pass."""
         latency, costs = self.latency, self._costs
         measured = latency.drafted_s(self.drafter, rows, plan) if costs is None else None
         if measured is not None:
@@ -119,7 +124,8 @@ class DrafterRounds:
         later = self._later_s(plan)
         if costs is not None:
             costs = costs if plan.verified is None else costs.of_trees()
-            return round_time(costs, self._passes(plan, (verify, first, later)))
+            verified = plan.verified or 1.0 + share * rows.gamma
+            return round_time(costs, self._passes(plan, (verify, first, later), verified))
         launched, draft = max(1, plan.launched), in_a_row(first, later, plan.steps)
         value = draft.value + launched * plan.layers * latency.added_layer_s(self.target)
         added = latency.added_s(self.target, self.workload, launched)
@@ -146,7 +152,7 @@ class DrafterRounds:
         read = Estimate(
             alone.value + of_them * (verify.value - alone.value), read_std, verify.source
         )
-        time = self._drafting(rows, plan, read)
+        time = self._drafting(rows, plan, read, of_them)
         rest = plain.value - alone.value  # of a plain step, beside its pass
         # over all rounds: those in which some draft, and plain steps
         passes = Estimate(

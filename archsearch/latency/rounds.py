@@ -68,6 +68,12 @@ class Passes:
     # the draft's head is trimmed, and its logits are written into rows of the whole vocabulary
     scattered: bool = False
     catches_up: bool = False  # one more pass of the draft than tokens (`EngineFacts.catches_up`)
+    verified: float | None = None  # tokens of a sequence in the target's pass; None: gamma + 1
+
+    @property
+    def rows(self) -> Any:
+        """Tokens in the target's pass, all sequences."""
+        return self.batch * (self.gamma + 1 if self.verified is None else self.verified)
 
     @property
     def draft_s(self) -> Estimate:
@@ -96,7 +102,7 @@ def summed(draft_s: Estimate, verify_s: Estimate, overhead_s: Estimate) -> Round
 
 def round_time(costs: RoundCosts, passes: Passes) -> RoundTime:
     """The round of an engine of class `costs`."""
-    costs = costs.launching(passes.batch * (passes.gamma + 1))
+    costs = costs.launching(passes.rows)
     draft, verify = passes.draft_s, passes.verify_s
     extra, extra_std = extra_s(costs, passes)
     host = Estimate(*host_s(costs, passes), costs.rests_on)
@@ -218,8 +224,8 @@ def extra_s(costs: RoundCosts, passes: Passes) -> tuple[float, float]:
     row, more = costs.row_s, costs.row_token_s  # which err alike
     row = Estimate(row.value + context * more.value, row.std + context * more.std, row.source)
     parts = [(1.0, costs.round_s), (gamma, costs.token_s), (batch, costs.sequence_s)]
-    gaps, rows = gamma * passes.draft_layers, batch * (gamma + 1)
-    value, own = _total([*parts, (gaps, costs.gap_s), (rows, row)])
+    gaps = gamma * passes.draft_layers
+    value, own = _total([*parts, (gaps, costs.gap_s), (passes.rows, row)])
     std = costs.std_of(round=1.0, token=gamma, sequence=batch)
     return value, (own if std is None else std) * costs.band(batch)
 
@@ -232,7 +238,7 @@ def in_one(estimates: Iterable[Estimate]) -> Any:
 def mean_rounds(costs: RoundCosts, passes: Passes) -> Array:
     """Seconds of `round_time`, without std, where `passes` holds arrays: of many drafts, or
     gammas."""
-    rows, largest = passes.batch * (passes.gamma + 1), costs.largest_graph
+    rows, largest = passes.rows, costs.largest_graph
     if largest is None or np.all(rows <= largest):
         return _graphed_rounds(costs, passes)
     beyond = _graphed_rounds(costs.launching(largest + 1), passes)

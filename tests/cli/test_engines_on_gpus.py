@@ -180,11 +180,14 @@ def test_one_engine_warns_and_what_it_promises_is_what_comes(tmp_path: Path) -> 
 HEAD = ("--target", "llama-3.1-8b", "--gpu", "h100")
 
 
-@pytest.mark.parametrize(("gamma", "batch", "rows"), [(4, 103, 1024), (1, 600, 2048)])
+@pytest.mark.parametrize(
+    ("draft", "gamma", "batch", "rows"),
+    [("eagle3", 4, 103, 1024), ("eagle3", 1, 600, 2048), ("dflash", 7, 65, 1024)],
+)
 def test_rows_beyond_the_largest_graph_are_warned_about(
-    tmp_path: Path, gamma: int, batch: int, rows: int
+    tmp_path: Path, draft: str, gamma: int, batch: int, rows: int
 ) -> None:
-    asked = ("estimate", *HEAD, "--draft", "eagle3", "--alpha", "0.7", "--gamma", str(gamma))
+    asked = ("estimate", *HEAD, "--draft", draft, "--alpha", "0.7", "--gamma", str(gamma))
     assert (
         last_json(call(*asked, "--batch-size", str(512 // (gamma + 1)), "--json"))["warnings"] == []
     )
