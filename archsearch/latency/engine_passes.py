@@ -175,11 +175,13 @@ class EnginePasses:
         heads = rows if is_target else part.batch  # a draft needs each sequence's last token's only
         # llama.cpp goes on with those alone behind its last attention (`inp_out_ids` in its source)
         late = mlp_params(arch) if self.facts.gguf else 0
+        # and reads the cache for every token and query head (`ggml_flash_attn_ext` on a CPU)
+        times = part.tokens * arch.q_size / arch.kv_size if self.facts.gguf else 1.0
         return self._vector(
             arch.num_hidden_layers,
             (body * width, head * width),
             (2.0 * (body * rows - late * (rows - heads)), 2.0 * head * heads),
-            kv_cache_bytes(arch, part.context + part.tokens, width, part.batch),
+            times * kv_cache_bytes(arch, part.context + part.tokens, width, part.batch),
             rows,
             1.0 if cold else cache.cold_share((body + head) * width),
         )
@@ -240,7 +242,9 @@ class EnginePasses:
         flops = sum(n * op.flops() for op, n in body), sum(n * op.flops() for op, n in head)
         rows = max((op.m for op, _ in body or head), default=0)
         cached = sum(
-            n * op.kv_elements() for op, n in ops.in_layers.items() if isinstance(op, Attention)
+            n * (op.flops() / 2 if self.facts.gguf else op.kv_elements())
+            for op, n in ops.in_layers.items()
+            if isinstance(op, Attention)
         )
         share = 1.0 if cold else self.cache_.cold_share(max(sum(bytes_), 1))
         features = self._vector(
