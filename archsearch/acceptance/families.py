@@ -22,6 +22,7 @@ from archsearch.acceptance.estimator import (
     GivenAcceptance,
 )
 from archsearch.acceptance.prior import PriorAcceptance
+from archsearch.acceptance.terms import beyond_training
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.heads import ChainHead
@@ -49,6 +50,9 @@ _IN_PARALLEL: Final = {"parallel_head": PARALLEL_HEAD_DRIFT, "parallel_draft": P
 # logit: what drafting in parallel costs at the first position. Nobody varied it at equal training;
 # one P-EAGLE head is 0.2 to 0.6 above another's EAGLE-3 head of the same target.
 PARALLEL_STD: Final = 0.3
+# The same per doubling of the context beyond HEAD_CONTEXT, of a PARD of another target too: its
+# tuning saw 512 tokens (config/train of AMD-AGI/PARD). Taken to be as of heads (`long_context`).
+PARALLEL_CONTEXT: Final = Estimate(-0.35, 0.35, "prior")
 # Lookup: what followed once goes on once it has begun. Conditional acceptance by position of n-gram
 # drafts of a Llama of 8B in vLLM (pull request 24344): .81 .91 .95 .97 .97 on code edits, .69 .83
 # .88 .90 .93 on InstructCoder: +0.65 and +0.45 a position.
@@ -202,7 +206,10 @@ def _predicted(
     place = (_bought if kind == "parallel_draft" else context_for)(drafter, context)
     found = estimator.predict(shape, place)
     if given is None and kind in _IN_PARALLEL:
-        found = Acceptance(moved(found.alpha, 0.0, PARALLEL_STD), _IN_PARALLEL[kind])
+        far = beyond_training(shape, context.context_len) if kind == "parallel_draft" else 0.0
+        far *= place.training != "target"  # of those the table has it
+        loss = far * PARALLEL_CONTEXT.value, math.hypot(PARALLEL_STD, far * PARALLEL_CONTEXT.std)
+        found = Acceptance(moved(found.alpha, *loss), _IN_PARALLEL[kind])
     if given is None and (decades := _decades(drafter, context)):
         size = HEAD_SIZE.value * decades, HEAD_SIZE.std * decades
         found = replace(found, alpha=moved(found.alpha, *size))

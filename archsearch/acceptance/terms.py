@@ -240,14 +240,7 @@ def shape_terms(arch: Architecture, context: AcceptanceContext) -> dict[str, flo
         tokens = PUBLISHED_HEAD_TOKENS if context.trained_tokens is None else context.trained_tokens
         result |= {**drafter_terms(context.drafter), **head_terms(tokens, behind)}
         if context.drafter in CONTEXT_BOUND:
-            seen = max(
-                (
-                    min(window or context.context_len, context.context_len)
-                    for window in arch.windows()
-                ),
-                default=0,
-            )
-            result["long_context"] = max(0.0, math.log2(max(seen, 1) / HEAD_CONTEXT))
+            result["long_context"] = beyond_training(arch, context.context_len)
         return result | depth_terms(arch.num_hidden_layers, context.drafter)
     tokens = tokens_of(context, pass_parameters(arch))
     learning = learning_of(arch, context, tokens)
@@ -272,7 +265,15 @@ def shape_terms(arch: Architecture, context: AcceptanceContext) -> dict[str, flo
         "cut_by_window": cut / layers,
         "cut_far": far / layers,
         "window": 1.0 * (sliding > 0),
+        # distilled on texts as long as those of heads: assumed to lose alike
+        "long_context": beyond_training(arch, length) if context.training == "target" else 0.0,
     }
+
+
+def beyond_training(arch: Architecture, context: int) -> float:
+    """Doublings from HEAD_CONTEXT to the tokens that the layers see of a context."""
+    seen = max((min(window or context, context) for window in arch.layers_by_window()), default=0)
+    return max(0.0, math.log2(max(seen, 1) / HEAD_CONTEXT))
 
 
 def regressors(terms: Mapping[str, float], names: Sequence[str] = COEFFICIENTS) -> np.ndarray:
