@@ -43,7 +43,6 @@ from archsearch.speedup import (
     accepted_by_position,
     alpha_from_tau,
     drifting_positions,
-    tau_estimate,
     tokens_by_budget,
 )
 from archsearch.traffic.curve import speedup_when_off
@@ -81,7 +80,8 @@ def acceptance_of(
     drift = known.acceptance.drift
     positions = drifting_positions(score.alpha.value, drift.value, max(scorer.gammas))
     able = engine_facts(scorer.latency.engine).gammas(score.proposer, scorer.gammas)
-    taus = {gamma: known.tau(tau_estimate(score.alpha, gamma, drift)) for gamma in able}
+    known = replace(known, acceptance=replace(known.acceptance, alpha=score.alpha))
+    taus = {gamma: known.tau_at(gamma) for gamma in able}
     reach = accepted_by_position(positions)
     return score.alpha, taus, {gamma: reach[:gamma] for gamma in able}
 
