@@ -23,7 +23,7 @@ from packaging.version import InvalidVersion, Version
 from archsearch.drafters.drafter import RoundKind
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.files import read_yaml
+from archsearch.files import shipped_yaml
 
 Graph = Literal["none", "piecewise", "full"]
 Order = Literal["overlapped", "serial"]
@@ -265,7 +265,7 @@ class EngineRounds:
 
 @cache
 def _table() -> Any:
-    return read_yaml(Path(__file__).with_suffix(".yaml"), "table of rounds")
+    return shipped_yaml(Path(__file__).with_suffix(".yaml"))
 
 
 @cache

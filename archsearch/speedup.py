@@ -1,5 +1,4 @@
-"""The mathematics of speculation. Seconds and probabilities in, numbers out; nothing else of
-archsearch is imported.
+"""The mathematics of speculation. Seconds and probabilities in, numbers out.
 
     speedup = tau * decode_s / (draft_s + verify_s + overhead_s)
     tau = (1 - alpha^(gamma + 1)) / (1 - alpha)
@@ -35,7 +34,7 @@ RISING_POSITIONS: Final = 5
 
 def _check_alpha(alpha: Numbers) -> None:
     within = (alpha >= 0.0) & (alpha <= 1.0)
-    if not getattr(within, "all", lambda: within)():  # of an array every number
+    if not (within if isinstance(within, bool) else within.all()):
         raise ValueError(f"alpha must lie between 0 and 1, got {alpha}")
 
 
@@ -229,7 +228,7 @@ def alpha_from_tau(tau_value: float, gamma: int, drift: float = 0.0) -> float:
         )
 
     def reached(alpha: float) -> float:
-        return tau_from_positions(drifting_positions(alpha, drift, gamma))
+        return 1.0 + math.fsum(accumulate(drifting_positions(alpha, drift, gamma), mul))
 
     return rising_root(reached, tau_value)
 

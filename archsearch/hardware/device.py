@@ -12,10 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import yaml
-
 from archsearch.errors import ArchsearchError, first_line
-from archsearch.files import read_yaml
+from archsearch.files import read_yaml, shipped_yaml
 from archsearch.records import as_data
 from archsearch.workload import DTYPE_BYTES, dtype_name
 
@@ -89,9 +87,8 @@ def devices() -> Mapping[str, Device]:
     Raises ArchsearchError for an added file that is no device or takes a key that exists. YAML
     files without `key` are not ours.
     """
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is quick
-    shipped = (yaml.load(file.read_bytes(), loader) for file in sorted(_FOLDER.glob("*.yaml")))
-    loaded = {data["key"]: Device.from_dict(data) for data in shipped}
+    files = sorted(_FOLDER.glob("*.yaml"))
+    loaded = {data["key"]: Device.from_dict(data) for data in map(shipped_yaml, files)}
     for file in sorted(Path("devices").glob("*.yaml")):
         try:
             data = read_yaml(file, "the device's file")

@@ -223,7 +223,6 @@ class ComposedPass:
     def ops_terms(self, ops: PassOps) -> dict[str, tuple[float, float]]:
         """Seconds and std by GROUPS; their sum is the pass. Under eager mode the host is in `step`
         as far as it is not hidden. Of a grid's pass arrays, without std."""
-        # by group, since errors of ops of one kind go together and of several kinds do not
         sums: dict[str, list[tuple[float, float]]] = {name: [] for name in GROUPS}
         for op, count in ops.in_layers.items():
             seconds, std = self._answer(op, ops)
@@ -236,7 +235,7 @@ class ComposedPass:
         for op, count in ops.outside.items():
             seconds, std = self._answer(op, ops, outside=True)
             sums["head"].append((count * seconds, std))
-        result = {name: _add(items, self.pace) for name, items in sums.items() if name != "step"}
+        result = {name: _add(items, self.pace, ops.of_grid) for name, items in sums.items()}
         result["step"] = (
             self._graph_step(ops) if self.mode == "graph" else self._eager_step(ops, result)
         )
@@ -277,10 +276,7 @@ class ComposedPass:
         host_layers = ops.layers * known["layer_s"] + reduce_s
         host_rest = known["pass_s"] + (ops.all_reduces() > 0) * 2 * known["all_reduce_s"]
         # what the device takes for the layers hides as much of the host's time
-        on_layers = sum(
-            device[name][0]
-            for name in ("gemm", "attention", "experts", "elementwise", "all_reduce")
-        )
+        on_layers = sum(device[name][0] for name in GROUPS[: GROUPS.index("head")])
         beyond = np.maximum(0.0, host_layers - on_layers)
         beyond = beyond + np.maximum(0.0, host_rest - device["head"][0])
         return beyond, known["relative_std"] * (host_layers + host_rest) * (beyond > 0)
@@ -323,15 +319,14 @@ def pace(measured: Profile, tables: ComposedPass, dtype: str) -> float:
     return statistics.median(ratios) if len(ratios) >= PACE_ROWS else 1.0
 
 
-def _add(items: list[tuple[float, float]], pace: float) -> tuple[float, float]:
+def _add(items: list[tuple[float, float]], pace: float, of_grid: bool) -> tuple[float, float]:
     """Sum and std of (seconds, relative std): part of each error is the table's and does not
-    average out."""
+    average out. Of a grid's arrays without std."""
     if not items:
         return 0.0, 0.0
-    items = [(pace * value, std) for value, std in items]
-    together = sum(value * std for value, std in items)
-    apart = sum((value * std) ** 2 for value, std in items)
-    return (
-        sum(value for value, _ in items),
-        (SHARED * together**2 + (1.0 - SHARED) * apart) ** 0.5,
-    )
+    value = sum(pace * seconds for seconds, _ in items)
+    if of_grid:
+        return value, 0.0
+    errors = [pace * seconds * std for seconds, std in items]
+    together, apart = sum(errors), sum(error**2 for error in errors)
+    return value, (SHARED * together**2 + (1.0 - SHARED) * apart) ** 0.5

@@ -4,10 +4,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from archsearch.files import read_yaml
+from archsearch.files import shipped_yaml
 
 
 @cache
 def constants() -> Any:
     """What the tables do not hold."""
-    return read_yaml(Path(__file__).with_suffix(".yaml"), "constants")
+    return shipped_yaml(Path(__file__).with_suffix(".yaml"))

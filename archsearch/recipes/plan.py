@@ -19,7 +19,7 @@ from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.registry import family as family_class
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.files import read_yaml
+from archsearch.files import shipped_yaml
 from archsearch.needs import Needs
 from archsearch.records import as_data
 
@@ -51,9 +51,9 @@ class Library:
         return f"{self.name}=={self.version}"
 
 
-_ROWS: Final[Any] = read_yaml(Path(__file__).with_name("libraries.yaml"), "libraries")
 LIBRARIES: Final[Mapping[str, Library]] = {
-    name: Library(name, **row) for name, row in _ROWS.items()
+    name: Library(name, **row)
+    for name, row in shipped_yaml(Path(__file__).with_name("libraries.yaml")).items()
 }
 
 

@@ -26,7 +26,7 @@ from archsearch.report.phrases import (
     unprofiled_words,
     verdict,
 )
-from archsearch.report.reading import Shown, complete_trials, target_shape
+from archsearch.report.reading import Shown, target_shape
 from archsearch.runs.confirmed import Confirmed, LoadRecord
 from archsearch.runs.run import WORKLOAD_FILE, Run
 from archsearch.runs.tables import TextVerdict
@@ -277,7 +277,7 @@ def _how_sure(confirmed: Confirmed) -> str:
 
 
 def _unfinished(run: Run, where: str) -> Headline:
-    trials = complete_trials(run)
+    trials = run.trial_rows("COMPLETE")
     asked = run.arguments.get("trials")
     lines = ["Nothing is ranked yet: best/ is empty, so there is no answer to show."]
     if trials:

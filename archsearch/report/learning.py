@@ -207,7 +207,7 @@ def _prior(
         if record.label == item.score.label() and record.rung == 0:
             return record.score
     for row in trials:
-        if row.get("drafter") == item.score.label() and not row.get("rung"):
+        if row.get("drafter") == item.score.label() and not float(row.get("rung") or 0):
             try:
                 return Estimate(
                     float(row["speedup"]), float(row.get("speedup_std") or 0.0), "modelled"

@@ -29,7 +29,7 @@ from archsearch.report.load import section_load, section_schedule
 from archsearch.report.phrases import hub_name, search_command, shell_path
 from archsearch.report.plots import section_plots
 from archsearch.report.predicted import section_batch, section_elsewhere, section_time, section_why
-from archsearch.report.reading import Reading, Shown, complete_trials, read_run
+from archsearch.report.reading import Reading, Shown, read_run
 from archsearch.report.section import Section, Table, charts_of, text_cell
 from archsearch.runs.run import WORKLOAD_FILE, Run
 from archsearch.runs.tables import Curves
@@ -95,7 +95,7 @@ def sections_of(run: Run, reading: Reading, head: Headline) -> list[Section]:
         parts += [section_confirmed(each, *known, item.replayed) for each in ran]
         parts += [section_load(load, *known) for load in item.loads]
         parts += [section_schedule(item.rank, item.schedule)] if item.schedule is not None else []
-    trials = complete_trials(run)
+    trials = run.trial_rows("COMPLETE")
     return [
         *parts,
         section_ladder(reading, trials),
@@ -181,7 +181,7 @@ def _section_missing(run: Run, reading: Reading) -> Section:
 
 def _opening(run: Run, head: Headline, options: Sequence[Shown], curves: Curves | None) -> Opening:
     """The number, what one can have and how to serve it; folded, how sure that is and why."""
-    trials = len(complete_trials(run))
+    trials = len(run.trial_rows("COMPLETE"))
     searched = f"{trials} scored trials" if trials else "no trials written yet"
     device = run.device or "device unknown"
     about = ("archsearch report", run.arguments.get("target", ""), device, searched)
@@ -231,7 +231,7 @@ def _section_provenance(run: Run, scored: int) -> Section:
     if profile.get("hash"):
         folder = profile.get("folder") or f"{profile.get('carried_from')} ({profile.get('source')})"
         latency = f"{folder}, hash {profile['hash']}{_known_error(profile)}"
-    invalid = int((run.trials()["state"] == "PRUNED").sum())
+    invalid = len(run.trial_rows("PRUNED"))
     commit = code.get("commit") or "unknown (not run from a checkout)"
     arguments = [f"{name} {value}" for name, value in run.arguments.items() if value is not None]
     rows: Final = {

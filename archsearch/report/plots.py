@@ -61,16 +61,17 @@ class PlottedTrial:
 def plotted_trials(scored: Sequence[Mapping[str, Any]]) -> list[PlottedTrial]:
     """Scored trials, each shape once (a repeated shape is the same point)."""
     found: dict[PlottedTrial, None] = {}
+    names = ("num_hidden_layers", "hidden_size", "parameters")
     for row in scored:
         try:
-            step_s = float(row["draft_s"]) / int(row["gamma"])
-            sizes = (int(row["num_hidden_layers"]), int(row["hidden_size"]), int(row["parameters"]))
-            gain, feasible = float(row["speedup"]), row.get("feasible") is not False
+            step_s = float(row["draft_s"]) / float(row["gamma"])
+            layers, width, parameters = (int(float(row[name])) for name in names)  # or 7.0
+            gain, feasible = float(row["speedup"]), row.get("feasible") != "False"
         except (ArithmeticError, KeyError, TypeError, ValueError):  # a row without a score
             continue
-        label = row.get("drafter") or f"{sizes[0]}x{sizes[1]}"
+        label = row.get("drafter") or f"{layers}x{width}"
         family = row.get("family") or "independent"
-        found[PlottedTrial(*sizes, step_s, gain, feasible, family, label)] = None
+        found[PlottedTrial(layers, width, parameters, step_s, gain, feasible, family, label)] = None
     return list(found)
 
 

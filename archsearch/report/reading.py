@@ -272,10 +272,3 @@ def groups(run: Run, scores: Sequence[Score], curves: Curves | None = None) -> d
     prior = GivenAcceptance(0.5) if given else PriorAcceptance()
     found = enumerate(grouped(scores, prior, lambda score: context), start=1)
     return {score.rank or 0: number for number, group in found for score in group}
-
-
-def complete_trials(run: Run) -> list[dict[str, object]]:
-    """Rows of trials.csv that have a score; None where one has no value."""
-    trials = run.trials()
-    rows = trials[trials["state"] == "COMPLETE"].to_dict("records")
-    return [{name: None if each != each else each for name, each in row.items()} for row in rows]

@@ -4,6 +4,7 @@ Every file is written atomically, so a killed process leaves the previous versio
 
 from __future__ import annotations
 
+import csv
 import itertools
 import math
 import os
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -125,14 +127,13 @@ class Run:
     # -- writing
 
     def write_trials(self, rows: Sequence[Mapping[str, object]]) -> None:
-        """trials.csv; the columns are those of all rows, in the order in which they first
-        appear."""
-        import pandas as pd
-
-        columns = list(dict.fromkeys(name for row in rows for name in row))
-        # object: whole numbers beside gaps stay whole
-        table = pd.DataFrame(list(rows), columns=columns, dtype=object)
-        files.write_text(self.trials_file, table.to_csv(index=False, lineterminator="\n"))
+        """trials.csv; its columns: those of all rows, in the order in which they appear."""
+        text = StringIO()
+        columns = dict.fromkeys(name for row in rows for name in row)
+        table = csv.DictWriter(text, columns, lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+        files.write_text(self.trials_file, text.getvalue())
 
     def write_best(
         self,
@@ -204,29 +205,29 @@ class Run:
             return None
         return None if found is None or found.undecided else found.speedup.value
 
-    def trials(self) -> DataFrame:
-        """trials.csv as a table, a row a trial, its columns as in docs/files.md; empty before the
-        first write.
+    def trial_rows(self, state: str = "") -> list[dict[str, str | None]]:
+        """trials.csv as written, of one `state` where asked; None where a row has no value. Raises
+        ArchsearchError for a file that is no table."""
+        if not self.trials_file.is_file():
+            return []
+        try:
+            rows = [
+                {k: v or None for k, v in row.items()} for row in files.csv_rows(self.trials_file)
+            ]
+        except (csv.Error, ValueError) as error:
+            raise ArchsearchError(f"{self.trials_file} is no table of trials: {error}") from error
+        return [row for row in rows if not state or row.get("state") == state]
 
-        Raises ArchsearchError for a file that is no such table.
-        """
+    def trials(self) -> DataFrame:
+        """trials.csv as a table, its columns as in docs/files.md; empty before the first write."""
         import pandas as pd
 
-        none = pd.DataFrame({"state": []})
-        if not self.trials_file.is_file():
-            return none
-        try:
-            table = pd.read_csv(self.trials_file)
-        except pd.errors.EmptyDataError:
-            return none
-        except ValueError as error:
-            raise ArchsearchError(f"{self.trials_file} is no table of trials: {error}") from error
-        return table if "state" in table else table.assign(state=None)
+        return pd.read_csv(self.trials_file) if self.trial_rows() else pd.DataFrame({"state": []})
 
     def summary_row(self) -> tuple[str, ...]:
         """A line of `archsearch list runs`: path, target, device, complete trials, best predicted
         and confirmed speed-up."""
-        complete = int((self.trials()["state"] == "COMPLETE").sum())
+        complete = len(self.trial_rows("COMPLETE"))
         asked = (
             str(shown(self.path)),
             str(self.arguments.get("target", "")),

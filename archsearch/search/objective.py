@@ -271,6 +271,7 @@ class Scorer:
         self.decode_s = latency.decode_s(target, workload)
         self._verify_s = {gamma: latency.verify_s(target, workload, gamma) for gamma in self.gammas}
         self._rounds: dict[Draft, dict[int, RoundTime]] = {}
+        self._means: dict[object, Array | None] = {}
 
     @property
     def target_correlation(self) -> float:
@@ -447,6 +448,7 @@ class Scorer:
         latency: Any = self.latency.beside(drafter)
         if len(self._rounds) > MOST_KEPT:
             self._rounds.clear()
+            self._means.clear()
         # another alpha, another budget: the same rounds
         rounds = self._rounds.setdefault(asked, {})
         for each in allowed:
@@ -454,8 +456,10 @@ class Scorer:
                 self._verify_s[each] = self.latency.verify_s(self.target, self.workload, each)
         verify_s = {each: self._verify_s[each] for each in allowed}
         if len(allowed) > 1 and not rounds.keys() >= verify_s.keys():
-            means_s = latency.means_s(self.target, asked, self.workload, verify_s)
-            if means_s is not None:
+            key = asked, tuple(allowed)
+            if key not in self._means:
+                self._means[key] = latency.means_s(self.target, asked, self.workload, verify_s)
+            if (means_s := self._means[key]) is not None:
                 gains = [tokens_of(each) for each in allowed] / means_s
                 allowed = allowed[gains.argmax() :][:1]
         for each in allowed:
