@@ -100,7 +100,7 @@ def fitting_ranks(device: Device, target: Architecture, workload: Workload) -> i
             return ranks
     one = memory_bytes(target, None, workload).total_bytes
     raise ArchsearchError(
-        f"the target needs {one / 2**30:.0f} GiB in {workload.dtype};"
+        f"the target with its KV cache needs {one / 2**30:.0f} GiB;"
         f" {'eight' if most > 1 else 'one'} {device.key} with {usable / 2**30:.0f} GiB usable each,"
         " as many as a machine has, do not hold it and a tenth for a draft; lower --batch-size or"
         " the context (--context, the prompts of a load), name a larger --gpu, or ask without that"

@@ -213,12 +213,13 @@ class AskedPart:
 
 
 def mix_words(mix: Mix) -> list[str]:
-    """`2 kinds of requests, best by throughput; tpot_ms at most 40`, and each part, where there are
-    several."""
+    """`2 kinds of requests, each by itself on the device, best by throughput; tpot_ms at most 40`,
+    and each part, where there are several."""
     limits = "".join(f"; {name} at most {most:g}" for name, most in as_data(mix.limits).items())
     parts = [AskedPart.of(part) for part in mix.parts]
     several = len(parts) > 1
-    what = f"{len(parts)} kinds of requests" if several else parts[0].words(shared=False)
+    kinds = f"{len(parts)} kinds of requests, each by itself on the device"
+    what = kinds if several else parts[0].words(shared=False)
     words = f"{what}, best by {mix.objective}{limits}"
     return [words, *(part.words() for part in parts if several)]
 

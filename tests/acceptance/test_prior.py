@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -350,6 +351,17 @@ def test_acceptance_of_heads_falls_where_the_context_grows() -> None:
     assert short.value > middle.value > long.value and long.std > short.std
     windowed = head.replace(window_pattern="S", sliding_window=2048)
     assert tau_at(16384, windowed).value == pytest.approx(short.value)
+    # so do drafts that are distilled on such texts, not models that were made for more
+    for training, falls in (("target", True), ("family", False)):
+        asked = AcceptanceContext(target, context_len=2048, training=training)
+        near, far = (
+            prior.predict(head, replace(asked, context_len=length)).alpha for length in (2048, 8192)
+        )
+        assert (
+            (logit(near.value) - logit(far.value) > 0.3)
+            == falls
+            == (logit_std(far) > logit_std(near) + 0.1)
+        )
 
 
 def test_heads_learn_from_tokens_and_a_guess_of_them_is_doubt() -> None:

@@ -92,7 +92,7 @@ def test_a_search_over_a_mix_and_what_comes_after(files: Path) -> None:
     )
     text = call(*SEARCH, "--trials", "4", "--explain").stdout  # goes on with what it holds
     assert (
-        "2 kinds of requests, best by throughput" in text
+        "2 kinds of requests, each by itself on the device, best" in text
         and "Rank 1: throughput over the mix" in text
     )
     assert "16 in flight" in text and "over the mix of work" in text
@@ -142,6 +142,19 @@ def test_an_estimate_over_a_mix_says_what_traffic_does(files: Path) -> None:
         ]
         assert entry["mix"]["broken_limits"] == same["broken_limits"] and same["broken_limits"]
         assert not entry["pays"]
+
+
+def test_what_waits_for_memory_is_said_and_each_kind_has_its_gamma(files: Path) -> None:
+    chat, code = MIX["parts"]
+    long = {"name": "rag", "concurrency": 200, "prompt_tokens": 30_000, "domain": "qa"}
+    (files / "mix.yaml").write_text(yaml.safe_dump(MIX | {"parts": [chat, code | long]}))
+    asked = ("estimate", "--target", "llama-3.1-8b", "--gpu", "h100", "--draft", "eagle3")
+    asked += ("--workload", "mix.yaml")
+    parts = last_json(call(*asked, "--json"))["drafts"][0]["mix"]["parts"]
+    first, second = (part["gamma"] for part in parts)
+    said = " ".join(call(*asked).stdout.split())
+    assert first != second and f"best eagle3, gamma {first}/{second}, " in said
+    assert f"rag: {parts[1]['running']:.0f} of 200 in flight run at once, the others wait." in said
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from archsearch.drafters.registry import FAMILIES, as_drafter, family
 from archsearch.estimate import Estimate
 from archsearch.latency.drafted import DrafterRounds
 from archsearch.pipeline.latency import choose_latency
+from archsearch.pipeline.schedule import scored_by
 from archsearch.search.objective import Score, Scorer, grouped
 from archsearch.search.study import SearchResult, merged
 from archsearch.workload import WorkloadRequest
@@ -255,6 +256,12 @@ def test_what_is_assumed_ranks_by_the_lower_end_of_its_interval() -> None:
     assert not eagle3.assumed and eagle3.ranked_by == eagle3.speedup.value
     given = scorer_of("llama-3.1-8b", "h100", alpha=0.8)(FAMILIES["pard"].usual(scorer.target))
     assert not given.assumed and given.ranked_by == given.speedup.value, "who gives alpha knows it"
+    long = scorer.at_context(32768)
+    beyond = [long(FAMILIES["pard"].usual(scorer.target)), scored_by(long, pard)]
+    assert beyond[0].alpha.value < 0.9 * pard.alpha.value and beyond[0].alpha.std > pard.alpha.std
+    # one acceptance, one band: whoever asks a score again, elsewhere too
+    assert scored_by(scorer, pard).speedup.interval == pytest.approx(pard.speedup.interval)
+    assert beyond[1].alpha == pard.alpha, "what is known of a score stays"
     assert (
         Score.from_dict(
             {name: value for name, value in pard.to_dict().items() if name != "assumed"}

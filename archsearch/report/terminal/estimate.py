@@ -176,7 +176,7 @@ def estimate_text(result: Estimated, *, explain: bool) -> str:
         f"{best.draft} has another tokenizer than {result.target}: engines need the same."
         if best.other_tokenizer
         else f"Speculation {rates or verdict(gain)} for {result.target} on {result.device}: best"
-        f" {best.draft}{' in ' + best.served if several else ''}, gamma {best.score.gamma},"
+        f" {best.draft}{' in ' + best.served if several else ''}, gamma {_gammas(best.score)},"
         f" {gain_words(gain)}{' a token' if rates else ''}.",
         f"{result.words()}, {' and '.join(engines)}.{given}",
     ]
@@ -185,7 +185,7 @@ def estimate_text(result: Estimated, *, explain: bool) -> str:
             entry.draft,
             *([entry.cells["engine"]] if several else []),
             needs_words(entry.score.needs, unit),
-            str(entry.score.gamma),
+            _gammas(entry.score),
             f"{entry.score.alpha.value:.2f}",
             entry.cells["ms a token"],
             gain_words(entry.score.speedup),
@@ -221,11 +221,32 @@ def estimate_text(result: Estimated, *, explain: bool) -> str:
     return f"{text}\n\n{_explained(result)}" if explain else text
 
 
+def _gammas(score: Score) -> str:
+    """Its gamma; of a mix those of its parts where they differ."""
+    parts = score.mix.parts if score.mix is not None else ()
+    each = dict.fromkeys(part.gamma for part in parts)
+    return "/".join(map(str, each)) if len(each) > 1 else str(score.gamma)
+
+
+def _waiting(result: Estimated) -> list[str]:
+    """Which kinds of requests of a mix wait for memory, or for what a server runs at most."""
+    best = result.drafts[0].score.mix
+    if best is None or result.mix is None:
+        return []
+    pairs = zip(best.parts, result.mix.parts, strict=True)
+    return [
+        f"{part.name}: {part.running:.0f} of {asked.concurrency} in flight run at once, the others"
+        " wait."
+        for part, asked in pairs
+        if asked.refill and part.running < 0.95 * (asked.concurrency or 0)
+    ]
+
+
 def _said(result: Estimated) -> list[str]:
     """What changes how the numbers are to be read, most important first."""
     unprofiled = latency_warning(result.latency, result.target)
     said = [f"WARNING: {text}." for text in (unprofiled, *result.warnings) if text]
-    said += result.prompts_words()
+    said += [*_waiting(result), *result.prompts_words()]
     return [*said, *result.notes(), *(f"{row.words}." for row in result.differences)]
 
 
