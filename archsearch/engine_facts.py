@@ -98,9 +98,16 @@ class EngineFacts:
 
     def gammas(self, drafter: Drafter, asked: Sequence[int]) -> tuple[int, ...]:
         """Those of `asked` that it drafts with a drafter; its newest n-gram drafts no fewer tokens
-        than it has."""
+        than it has. Raises InvalidShapeError where it drafts none."""
         least = self.newest_ngram or 1 if drafter.family == "ngram" else 1
-        return tuple(gamma for gamma in drafter.gammas(asked) if gamma >= least)
+        able = tuple(gamma for gamma in drafter.gammas(asked) if gamma >= least)
+        if not able:
+            limit = f": at most {drafter.most} tokens a round" if drafter.most else ""
+            raise InvalidShapeError(
+                f"{drafter.title} ({drafter.label()}) cannot draft gamma"
+                f" {', '.join(map(str, asked))}{limit}"
+            )
+        return able
 
     def draft_passes(self, gamma: int) -> int:
         """Passes of a draft model in a round of `gamma` tokens."""

@@ -31,7 +31,7 @@ from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import as_drafter, read_drafter
 from archsearch.engine_facts import engine_facts
-from archsearch.errors import ArchsearchError, InvalidShapeError
+from archsearch.errors import ArchsearchError
 from archsearch.estimate import Array, Estimate, N
 from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.latency.grid import GridLatency
@@ -436,14 +436,7 @@ class Scorer:
         `tau_of`."""
         decode_s = self.decode_s.value
         best_gain, gamma, best = -math.inf, 0, None
-        facts = engine_facts(self.latency.engine)
-        allowed = facts.gammas(drafter, gammas or self.gammas)
-        if not allowed:
-            wanted = ", ".join(map(str, gammas or self.gammas))
-            limit = f": at most {drafter.most} tokens a round" if drafter.most else ""
-            raise InvalidShapeError(
-                f"{drafter.title} ({drafter.label()}) cannot draft gamma {wanted}{limit}"
-            )
+        allowed = engine_facts(self.latency.engine).gammas(drafter, gammas or self.gammas)
         asked = drafter.model or drafter  # a model's rounds are asked for by its shape
         latency: Any = self.latency.beside(drafter)
         if len(self._rounds) > MOST_KEPT:

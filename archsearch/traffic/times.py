@@ -83,7 +83,7 @@ def times_over_batches(
         both = [[[np.broadcast_to(x.value, shape) for x in pair] for pair in row] for row in times]
         rounds, drafts = np.moveaxis(np.array(both), 2, 0)
     else:
-        able = drafter.gammas(tuple(gammas))
+        able = latency.facts.gammas(drafter, gammas)
         if isinstance(latency, LatencyModel):
             rows = (
                 verified_rows(latency.rounds, work.batch_size, gamma)

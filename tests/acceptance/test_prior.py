@@ -352,7 +352,7 @@ def test_acceptance_of_heads_falls_where_the_context_grows() -> None:
     windowed = head.replace(window_pattern="S", sliding_window=2048)
     assert tau_at(16384, windowed).value == pytest.approx(short.value)
     # so do drafts that are distilled on such texts, not models that were made for more
-    for training, falls in (("target", True), ("family", False)):
+    for training, falls in (("target", True), ("shared", False)):
         asked = AcceptanceContext(target, context_len=2048, training=training)
         near, far = (
             prior.predict(head, replace(asked, context_len=length)).alpha for length in (2048, 8192)
