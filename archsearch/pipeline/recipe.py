@@ -14,9 +14,11 @@ from archsearch.models.files import has_weights
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.needs import Needs, TrainingBudget
 from archsearch.pipeline.candidates import serving_ranks
+from archsearch.pipeline.rounds_explained import remedied
 from archsearch.pipeline.session import SearchSession
 from archsearch.recipes.folder import write_recipe
 from archsearch.recipes.plan import (
+    LONGEST,
     SHARED_MEMORY,
     STAGES,
     Recipe,
@@ -24,10 +26,11 @@ from archsearch.recipes.plan import (
     choose_library,
     share_gpus,
 )
+from archsearch.report.terminal.layout import plus_minus
 from archsearch.report.terminal.run import MadeRecipe
 from archsearch.runs.run import open_run
 from archsearch.runs.tables import longest_of
-from archsearch.search.objective import Score
+from archsearch.search.objective import Score, Scorer
 
 ONLINE = ("speculators", "specforge")
 """Whose trainer asks the target for its states while it runs: what they take on disk would be
@@ -71,16 +74,29 @@ def make_recipe(request: RecipeRequest) -> MadeRecipe:
     asked = session.run.arguments.get("prompts")
     prompts = request.prompts.absolute() if request.prompts else asked or "prompts.jsonl"
     own_version = facts.engine_version if facts.engine == "vllm" else None
-    target = session.scorer.target
+    scorer = session.scorer_of(score)
+    target, stages = scorer.target, _stages(scorer, score, needs, budget)
+    learnt, beyond = stages[-1].alpha, ""
+    if learnt and learnt.value > score.alpha.value + 0.01:
+        beyond = (
+            f"At the run's context of {scorer.context.context_len:,} tokens alpha"
+            f" {plus_minus(score.alpha)} is expected: beyond the at most {LONGEST:,} tokens that it"
+            " learns from the drafter accepts less."
+        )
+    priced, gamma = run.priced_as, score.gamma
+    better = remedied(session.source.rounds, scorer, score)
+    if better is not None and better.switches:  # what the search advises
+        gamma = better.gamma
+        priced["switches"] = f"{priced['switches']} {better.switches}".strip()
     half = replace(session.scorer.workload, batch_size=1, memory_fraction=SHARED_MEMORY)
     recipe = Recipe(
         library,
         score.proposer,
         target,
         name,
-        score.gamma,
+        gamma,
         needs,
-        _stages(session, score, needs, budget),
+        stages,
         share_gpus(
             request.gpus,
             serving_ranks(run),
@@ -97,7 +113,8 @@ def make_recipe(request: RecipeRequest) -> MadeRecipe:
         hub_start=needs.init if "/" in needs.init else "",
         dtype=session.source.dtype,
         held=longest_of(run.path, request.rank),
-        **run.priced_as,
+        beyond=beyond,
+        **priced,
     )
     trimmed = score.architecture.trimmed and score.family != "independent"
     here = ref.folder is not None and has_weights(ref.folder)
@@ -140,20 +157,21 @@ def _target_name(ref: TargetRef, library: str) -> str:
 
 
 def _stages(
-    session: SearchSession, score: Score, needs: Needs, budget: TrainingBudget
+    scorer: Scorer, score: Score, needs: Needs, budget: TrainingBudget
 ) -> tuple[Stage, ...]:
-    """The training in parts: what each took and what alpha it should have. The last one's alpha is
-    the score's."""
+    """The training in parts: what each took and what alpha it should have on the text that it
+    learns from. The last one's is the score's where the run's context is no longer."""
     assert needs.tokens is not None
-    scorer = session.scorer_of(score)
     given = isinstance(scorer.acceptance, GivenAcceptance)
+    # the mean place in texts of at most LONGEST tokens
+    learnt = replace(scorer.context, context_len=min(scorer.context.context_len, LONGEST // 2))
     found = []
     for share in STAGES:
-        tokens = share * needs.tokens
+        tokens, last = share * needs.tokens, share == 1.0
         hours = budget.cost(score.proposer.training_parameters, tokens).gpu_hours
-        alpha = score.alpha if share == 1.0 else None
-        if alpha is None and not needs.init and not given:
-            context = replace(scorer.context, trained_tokens=tokens)
+        alpha = score.alpha if last else None
+        if not given and (learnt != scorer.context if last else not needs.init):
+            context = learnt if last else replace(learnt, trained_tokens=tokens)
             alpha = scorer.predicted_acceptance(score.proposer, context).acceptance.alpha
         found.append(Stage(tokens, hours, alpha))
     return tuple(found)

@@ -12,6 +12,7 @@ from typing import Final
 import archsearch
 from archsearch.drafters.forms import mask_token
 from archsearch.drafters.heads import PEagle
+from archsearch.engine_facts import ENGINES
 from archsearch.export.card import filled
 from archsearch.export.engines import Setup, serving
 from archsearch.export.folder import MARKER, building, check_output
@@ -19,13 +20,7 @@ from archsearch.files import write_json, write_text
 from archsearch.hardware.device import devices
 from archsearch.recipes import forms
 from archsearch.recipes.initial import DRAFTER, RECIPE_FILE, initial_weights
-from archsearch.recipes.plan import (
-    CHECKPOINTS,
-    GPT3_SOURCE,
-    SPECFORGE_COMMIT,
-    Recipe,
-    learning_rate,
-)
+from archsearch.recipes.plan import CHECKPOINTS, SPECFORGE_COMMIT, Recipe
 
 HELD_OUT_EVERY: Final = 50
 """One prompt in so many is kept apart."""
@@ -33,7 +28,7 @@ TRAINED: Final = "trained"
 HELD_OUT: Final = "data/heldout-prompts.jsonl"
 SHOWN: Final = (
     "library family gamma run rank device vllm prompts temperature text_tokens longest gpus needs"
-    " stages initialised hub_start"
+    " stages initialised hub_start switches beyond quantise"
 ).split()
 """What the templates name of a recipe."""
 
@@ -96,8 +91,7 @@ def _configs(recipe: Recipe) -> dict[str, str]:
     library = recipe.library
     found = {f"{DRAFTER}/config.json": json.dumps(forms.drafter_form(recipe), indent=2) + "\n"}
     if library.name == "trl":
-        rate = learning_rate(recipe.drafter.parameters())
-        found["train.json"] = json.dumps(forms.trl_training(recipe, rate), indent=2) + "\n"
+        found["train.json"] = json.dumps(forms.trl_training(recipe), indent=2) + "\n"
         found["accelerate.yaml"] = safe_dump(forms.accelerate_form(recipe), sort_keys=False)
     else:
         own = {"speculators": forms.speculators_training, "specforge": forms.specforge_training}
@@ -115,11 +109,7 @@ def _environments(recipe: Recipe) -> list[tuple[str, str, str]]:
 
 def _values(recipe: Recipe, *, weights: bool) -> dict[str, object]:
     """What the templates name."""
-    library, gpus = recipe.library, recipe.gpus
-    settings = recipe.settings
-    if library.name == "trl":
-        settings["learning_rate"] = learning_rate(recipe.drafter.parameters())
-    environments = _environments(recipe)
+    gpus, settings, known = recipe.gpus, recipe.settings, devices().get(recipe.device)
     return {
         **{name: getattr(recipe, name) for name in SHOWN},
         "version": archsearch.__version__,
@@ -132,19 +122,13 @@ def _values(recipe: Recipe, *, weights: bool) -> dict[str, object]:
         "weights": weights,
         "start": recipe.hub_start or DRAFTER,
         "settings": settings,
-        "notes": _notes(recipe),
-        "watch": _watch(recipe),
+        "amd": known is not None and known.vendor == "AMD",
         "back": _back(recipe),
-        "environments": [(name, file) for name, file, _ in environments],
-        "requirements": [requirement for _, _, requirement in environments],
+        "environments": _environments(recipe),
         "specforge_commit": SPECFORGE_COMMIT,
         "extraction": forms.extraction(recipe),
-        "prepared": forms.PREPARED,
-        "data": forms.DATA,
-        "port": forms.PORT,
-        "checkpoints": forms.CHECKPOINT_FOLDER,
+        "forms": forms,
         "checkpoint_count": CHECKPOINTS,
-        "mapping": forms.MAPPING,
         "batch": settings.get("batch_size", 1),
         "arguments": _own_arguments(recipe),
         **_served(recipe),
@@ -166,49 +150,6 @@ def _gpu_words(recipe: Recipe) -> str:
         f"{words}, on {gpus.ranks} each; while the drafter learns the target has"
         f" {len(gpus.teacher)}, the trainer {len(gpus.trainer)} (by their shares of the hours)"
     )
-
-
-def _notes(recipe: Recipe) -> list[str]:
-    """What a reader should know of the settings."""
-    notes = [f"prompt and answer together have at most {recipe.longest:,} tokens (assumed)"]
-    known = devices().get(recipe.device)
-    if known is not None and known.vendor == "AMD":
-        notes.append(
-            "the requirements name builds for CUDA: on this GPU install those of torch and vLLM for"
-            " ROCm in their place"
-        )
-    trimmed = recipe.drafter.architecture.trimmed
-    if recipe.library.name == "trl":
-        notes.append(f"{GPT3_SOURCE}; the batch is smaller than theirs")
-        if trimmed:
-            notes.append(
-                "TRL trains the whole head: the rank was scored with fewer rows, engines compute"
-                " all of them"
-            )
-    if recipe.library.name == "speculators":
-        notes.append(
-            "speculators keeps embedding and head as the target has them and trains what lies"
-            " between"
-        )
-        if recipe.family == "eagle3":
-            notes.append(
-                f"`ttt_steps`: {recipe.gamma}, the gamma that is served; the hours are priced for 7"
-            )
-    return notes
-
-
-def _watch(recipe: Recipe) -> str:
-    """Where the running training says how far it is."""
-    tenth = "at each step of the block"
-    return {
-        "trl": "`train.py` prints it beside these at each tenth of the training"
-        " (checkpoints/alpha.jsonl).",
-        "speculators": f"speculators logs the share of right tokens {tenth} (`full_acc_0` is alpha)"
-        " and writes a checkpoint each tenth.",
-        "specforge": f"SpecForge logs the accuracy {tenth} (the first is alpha) and writes a"
-        " checkpoint each tenth.",
-        "archsearch": "`archsearch report` shows the learning curve.",
-    }[recipe.library.name]
 
 
 def _back(recipe: Recipe) -> str:
@@ -235,9 +176,7 @@ def _back(recipe: Recipe) -> str:
 
 
 def _served(recipe: Recipe) -> dict[str, str]:
-    """The command lines of serve.sh."""
-    if recipe.family not in ("independent", "eagle3", "peagle", "medusa", "dflash"):
-        return {"alone": "", "together": "", "said": ""}
+    """The command lines of serve.sh, and the target's precision."""
     setup = Setup(
         Path(TRAINED),
         recipe.target_name,
@@ -256,6 +195,7 @@ def _served(recipe: Recipe) -> dict[str, str]:
     return {
         "together": shlex.join([*words, "--port", "8000"]),
         "alone": shlex.join([*words[:cut], "--port", "8001"]),
+        "quantised": ENGINES["vllm"].quantises.get(recipe.quantise, ""),
         "said": "".join(f"# {text}\n" for text in setup.precision("vllm")[1]),
     }
 

@@ -14,6 +14,7 @@ from archsearch.drafters.forms import (
     transformer_layers,
 )
 from archsearch.drafters.heads import DFlash, FeatureDrafter, PEagle
+from archsearch.engine_facts import ENGINES
 from archsearch.errors import ArchsearchError
 from archsearch.recipes.plan import CHECKPOINTS, LONGEST, Recipe
 
@@ -189,6 +190,8 @@ def specforge_training(recipe: Recipe) -> dict[str, object]:
         "target_backend": "sglang",
         "torch_dtype": "bfloat16",
     }
+    if how := ENGINES["sglang"].quantises.get(recipe.quantise):
+        model["sglang_quantization"] = how
     if recipe.initialised:
         model["draft_checkpoint_path"] = "drafter"
     if recipe.drafter.architecture.trimmed:
@@ -223,11 +226,10 @@ def specforge_training(recipe: Recipe) -> dict[str, object]:
     }
 
 
-def trl_training(recipe: Recipe, rate: float) -> dict[str, object]:
+def trl_training(recipe: Recipe) -> dict[str, object]:
     """train.json: arguments of TRL's GKDConfig."""
     return {
         **recipe.settings,
-        "learning_rate": rate,
         "num_train_epochs": max(1.0, recipe.epochs),
         "max_length": recipe.longest,
         "save_strategy": "steps",
@@ -241,8 +243,8 @@ def trl_training(recipe: Recipe, rate: float) -> dict[str, object]:
 
 
 def accelerate_form(recipe: Recipe) -> dict[str, object]:
-    """accelerate.yaml: a copy of both models on every GPU, or shards of them where one does not
-    hold the target."""
+    """accelerate.yaml: a copy of both models on every GPU, or shards of them where one may not hold
+    the target in 16 bits."""
     form: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "MULTI_GPU" if len(recipe.gpus.trainer) > 1 else "NO",
@@ -250,7 +252,7 @@ def accelerate_form(recipe: Recipe) -> dict[str, object]:
         "num_machines": 1,
         "num_processes": len(recipe.gpus.trainer),
     }
-    if recipe.gpus.ranks > 1:
+    if recipe.gpus.ranks > 1 or (recipe.quantise and len(recipe.gpus.trainer) > 1):
         form |= {
             "distributed_type": "FSDP",
             "fsdp_config": {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},

@@ -24,8 +24,7 @@ from archsearch.needs import Needs
 from archsearch.records import as_data
 
 SPECFORGE_COMMIT: Final = "a6b6b0230009d15ec2a97a57384e6f53f0f96946"
-GPT3_SOURCE: Final = "learning rate by parameters: GPT-3, arXiv 2005.14165, table 2.1"
-# (at most so many parameters, learning rate)
+# GPT-3, arXiv 2005.14165, table 2.1: (at most so many parameters, learning rate)
 GPT3_RATES: Final = ((2e8, 6e-4), (5e8, 3e-4), (1e9, 2.5e-4), (2e9, 2e-4), (5e9, 1.6e-4))
 
 
@@ -92,8 +91,8 @@ STAGES: Final = (0.1, 0.2, 0.5, 1.0)
 LEAST_STEPS: Final = 1000
 """Of TRL, in batches of LARGEST_BATCH answers where the text is long enough: 19 steps of 8 answers
 left a draft of SmolLM2-135M at alpha 0.15, 150 of one at 0.35, by the same 29,000 tokens.
-speculators has AdamW where its steps are fewer: in 55 Muon brought an EAGLE-3 head to 0.24 at
-position 1, AdamW to 0.38. Where the two meet is assumed."""
+speculators has AdamW where its steps are fewer (docs/recipe.md); where Muon is better is
+assumed."""
 LARGEST_BATCH: Final = 8
 ANSWER: Final = 250  # tokens that an answer is taken to have
 LONGEST: Final = 4096
@@ -147,7 +146,8 @@ class Recipe:
     `shape`: the layers of the drafter; `hub_start`: of an independent draft, the published weights
     that it begins with, "" for those that archsearch makes; `temperature`: of the answers;
     `prompts`: the user's file; `run`, `rank`: whose answer this is; `vllm`: its version;
-    `quantise`, `drafts`, `switches`: as in `export.engines.Priced`, `held` as its `longest`."""
+    `quantise`, `drafts`, `switches`: as in `export.engines.Priced`, `held` as its `longest`;
+    `beyond`: what to expect where requests are longer than the text, "" where no less."""
 
     library: Library
     drafter: Drafter
@@ -169,6 +169,7 @@ class Recipe:
     drafts: str = ""
     switches: str = ""
     held: int | None = None
+    beyond: str = ""
 
     @property
     def family(self) -> str:
@@ -192,6 +193,7 @@ class Recipe:
         each = self.needs.tokens / (len(self.gpus.trainer) * LEAST_STEPS)  # tokens of a step
         if self.library.name == "trl":
             chosen["per_device_train_batch_size"] = int(min(max(each / ANSWER, 1), LARGEST_BATCH))
+            chosen["learning_rate"] = learning_rate(self.drafter.parameters())
         if each < chosen.get("total_seq_len", 0):
             chosen |= {"optimizer": "adamw", "weight_decay": 0.0}
         return chosen
@@ -215,7 +217,7 @@ class Recipe:
     def to_dict(self) -> dict[str, object]:
         """What recipe.json holds."""
         library, gpus = self.library, self.gpus
-        own = "family gamma text_tokens epochs vllm temperature run rank device".split()
+        own = "family gamma text_tokens epochs vllm temperature run rank device beyond".split()
         return {
             "library": library.name,
             "version": library.version,

@@ -22,7 +22,7 @@ from archsearch.models.targets import resolve_target
 from archsearch.needs import Needs
 from archsearch.recipes import plan
 from archsearch.recipes.plan import LIBRARIES, STAGES, choose_library, share_gpus
-from archsearch.runs.run import open_run
+from archsearch.runs.run import Run, open_run
 from tests.cli.commands import call, last_json, refused, single_threaded
 
 FAMILIES = {
@@ -30,6 +30,11 @@ FAMILIES = {
     "specforge": "eagle3 dflash",
     "archsearch": "eagle3",
 }
+
+
+def priced(**found: str) -> dict[str, str]:
+    """How a run's engine is to run."""
+    return {"quantise": "", "drafts": "", "switches": ""} | found
 
 
 @pytest.fixture
@@ -142,6 +147,94 @@ def test_speculators_gets_its_own_form(gpu_run: Path, monkeypatch: pytest.Monkey
     )
     assert config["eagle_aux_hidden_state_layer_ids"] == [2, 16, 29]
     assert "meta-llama/Llama-3.1-8B-Instruct" in Path("recipe/answers.py").read_text()
+
+
+SWITCH = "VLLM_USE_V2_MODEL_RUNNER=0"
+
+
+@pytest.mark.parametrize("switches", ["", SWITCH])
+@pytest.mark.parametrize("family", ["eagle3", "independent"])
+def test_serve_sh_runs_with_switches(
+    gpu_run: Path, monkeypatch: pytest.MonkeyPatch, family: str, switches: str
+) -> None:
+    """Both of its branches, with a vLLM that says how it was started; a draft is served as the
+    search advises, with the switch that gives it graphs."""
+    monkeypatch.setattr(Run, "priced_as", property(lambda run: priced(switches=switches)))
+    call("recipe", str(gpu_run), "--rank", str(rank_of(gpu_run, family)), "--gpus", "2")
+    vllm = Path("recipe/.venv-vllm/bin/vllm")
+    vllm.parent.mkdir(parents=True)
+    vllm.write_text('#!/bin/sh\necho "${VLLM_USE_V2_MODEL_RUNNER:-unset} $*"\n')
+    vllm.chmod(0o755)
+    for words, speculates in (((), True), (("alone",), False)):
+        ran = subprocess.run(["bash", "recipe/serve.sh", *words], capture_output=True, text=True)
+        value, command, _ = ran.stdout.split(maxsplit=2)
+        assert (ran.returncode, command) == (0, "serve"), ran.stderr
+        assert value == ("0" if switches or family == "independent" else "unset")
+        assert ("--speculative-config" in ran.stdout) is speculates
+
+
+@pytest.mark.parametrize(
+    ("quantise", "options", "asked", "said"),
+    [
+        ("", 0, "seed=0)", 0),
+        ("float8_e4m3fn", 1, 'quantization="fp8_per_tensor")', 0),
+        ("int4", 0, "seed=0)", 1),  # weights of their own
+    ],
+)
+def test_the_target_has_its_precision_wherever_it_starts(
+    gpu_run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    quantise: str,
+    options: int,
+    asked: str,
+    said: int,
+) -> None:
+    """On the GPUs that hold it so, 16-bit weights do not start."""
+    monkeypatch.setattr(Run, "priced_as", property(lambda run: priced(quantise=quantise)))
+    rank, line = str(rank_of(gpu_run, "eagle3")), f"name its weights in {quantise}."
+    call("recipe", str(gpu_run), "--rank", rank)
+    call("recipe", str(gpu_run), "--rank", rank, "--with", "specforge", "--output", "specforge")
+    call("recipe", str(gpu_run), "--rank", str(rank_of(gpu_run, "independent")), "--output", "trl")
+    files = parsed(Path("recipe"))
+    assert files["recipe.json"]["gpus"]["target_ranks"] == 1
+    text = {path.name: path.read_text() for path in Path("recipe").iterdir() if path.is_file()}
+    assert asked in text["answers.py"]
+    assert text["train.sh"].count("--quantization fp8_per_tensor") == options
+    assert "--served-model-name meta-llama/Llama-3.1-8B-Instruct" in text["train.sh"]
+    for name in ("answers.py", "answers.sh", "train.sh", "serve.sh", "README.md"):
+        assert text[name].count(line) == said, name
+    model = parsed(Path("specforge"))["train.yaml"]["model"]
+    assert model.get("sglang_quantization") == ("fp8" if options else None)
+    shards = parsed(Path("trl"))["accelerate.yaml"]["distributed_type"]
+    assert shards == ("FSDP" if quantise else "MULTI_GPU")
+    assert Path("trl/README.md").read_text().count("loads the target in 16 bits") == bool(quantise)
+
+
+def test_stages_are_those_of_the_text_that_is_learnt_from(
+    gpu_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head accepts less at 32,768 tokens; its trainer, which sees 4,096, does not say so."""
+    from archsearch.pipeline.session import SearchSession
+
+    rank = rank_of(gpu_run, "eagle3")
+    short = last_json(call("recipe", str(gpu_run), "--rank", str(rank), "--json"))
+    context_of = SearchSession.context_of
+
+    def far(session: SearchSession, score: Any) -> Any:
+        return replace(context_of(session, score), context_len=32768)
+
+    monkeypatch.setattr(SearchSession, "context_of", far)
+    path = gpu_run / "best" / str(rank) / "score.json"
+    score = json.loads(path.read_text())
+    score["alpha"] = {"value": 0.45, "std": 0.37, "source": "prior"}
+    write_json(path, score)
+    answer = call("recipe", str(gpu_run), "--rank", str(rank))
+    long = parsed(Path("recipe"))["recipe.json"]
+    for one, other in zip(short["stages"], long["stages"], strict=True):
+        assert other["alpha"]["value"] == pytest.approx(one["alpha"]["value"], abs=2e-3)
+    line = "At the run's context of 32,768 tokens alpha 0.45 ± 0.37 is expected"
+    assert short["beyond"] == "" and long["beyond"].startswith(line)
+    assert line in answer.output and line in Path("recipe/README.md").read_text()
 
 
 def test_amds_gpus_are_told_that_requirements_are_for_cuda(

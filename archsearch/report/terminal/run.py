@@ -294,6 +294,7 @@ def recipe_text(answer: MadeRecipe) -> str:
         f"About {made.hours:.1f} hours on these GPUs.",
         "",
         table(rows, "tokens | GPU-hours | alpha"),
+        *[made.beyond] * bool(made.beyond),
         "",
         f"Next: read {output}/README.md, then bash {shell_path(output / start)}",
     ]
