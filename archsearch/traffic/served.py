@@ -217,8 +217,16 @@ def _accepted(scorer: Scorer, drafter: Drafter, part: LoadPart) -> tuple[Any, fl
 
 def _better(first: Steady, second: Steady) -> NDArray[np.bool_]:
     """Whether `first` is the better server: one that keeps up before one that does not, then by
-    seconds per token, or tokens per second of two that do not."""
-    cost, other = (np.where(each.full, -each.tokens_per_s, each.tpot_s) for each in (first, second))
+    seconds per token (where it stays once it has fallen behind, if it may), or tokens per second of
+    two that do not."""
+    cost, other = (
+        np.where(
+            each.full,
+            -each.tokens_per_s,
+            each.tpot_s * np.maximum(each.fallen / np.maximum(each.running, 1e-9), 1.0),
+        )
+        for each in (first, second)
+    )
     return np.asarray(np.where(np.equal(first.full, second.full), cost < other, second.full))
 
 

@@ -122,3 +122,10 @@ def test_a_trace(tmp_path: Path) -> None:
 )
 def test_what_it_refuses(extra: tuple[str, ...], words: str) -> None:
     assert words in refused(*DRAFTS, *extra)
+
+
+def test_a_gamma_that_the_drafter_cannot_draft_is_refused() -> None:
+    asked = ("traffic", "--target", "llama-3.1-8b", "--gpu", "h100", "--draft", "pard")
+    assert "cannot draft gamma 15: at most 12 tokens" in refused(
+        *asked, "--gamma", "15", "--requests-per-second", "8"
+    )

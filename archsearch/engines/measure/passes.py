@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.counts import body_parameters
 from archsearch.drafters.drafter import Drafter
 from archsearch.engine_facts import ANY_ENGINE, ENGINES
 from archsearch.engines.engine import Engine, EngineStep, ModelSource, Sampling
@@ -170,12 +171,10 @@ class StepRows:
             raise RunFailed(
                 f"{engine.name} does not tell what its steps take, so they cannot be profiled"
             )
-        slower = compared(steps, f"{self.engine} {asked.dtype}", asked.references)
-        if slower is None:
-            both = 0.5 * (before + asked.slowdown())
-            self.add(steps, batch, gamma, case.draft, lambda tokens: both)
-        else:
-            self.add(steps, batch, gamma, case.draft, slower)
+        after = asked.slowdown()
+        known = compared(steps, f"{self.engine} {asked.dtype}", asked.references)
+        slower = known or (lambda tokens: 0.5 * (before + after))
+        self.add(steps, batch, gamma, case.draft, slower)
 
     def add(
         self,
@@ -183,11 +182,11 @@ class StepRows:
         batch: int,
         gamma: int,
         draft: Architecture | Drafter | None,
-        slower: Callable[[int], float],
+        slower: Callable[[float], float],
     ) -> None:
         """Take the steps at full `batch` that read no prompt and had `gamma` tokens of every
         request judged: the last rounds of a request may be shorter. `slower`: how much slower than
-        its reference the machine was, by tokens of a request in a pass."""
+        its reference the machine was, by tokens that a weight meets in a pass."""
         facts = ENGINES.get(self.engine, ANY_ENGINE)
         passes = gamma + facts.catches_up if gamma else 0
         for step in steps:
@@ -202,29 +201,18 @@ class StepRows:
                 continue
             if len(step.draft_s) != passes:
                 continue
-            context = _rounded(step.context)
-            at = (batch, gamma + 1, context)
-            self._pass("target", self.asked.architecture, at, "cold", step.target_s, slower)
             each = [max(1, round(tokens / batch)) for tokens in step.draft_tokens]
-            for number, (seconds, tokens) in enumerate(zip(step.draft_s, each, strict=True)):
-                assert draft is not None
-                cache = "warm" if number else "cold"
-                self._pass("draft", draft, (batch, tokens, context), cache, seconds, slower)
+            timed: list[Any] = [("target", self.asked.architecture, gamma + 1, step.target_s)]
+            timed += [("draft", draft, *one) for one in zip(each, step.draft_s, strict=True)]
+            for number, (role, arch, tokens, seconds) in enumerate(timed):
+                sizes = (batch, tokens, _rounded(step.context))
+                cache = "warm" if number > 1 else "cold"  # the first of each model is cold
+                key = _Times("pass", PassShape(self.engine, role, arch, *sizes), cache)
+                met = tokens if role == "target" else _tokens_met(arch, tokens)
+                self._keep(key, seconds, slower(met))
             rest = RestShape(self.engine, gamma, batch, each[0] if each else 0)
             assert step.other_s is not None
             self._keep(_Times("rest", rest, "warm"), step.other_s, slower(1))
-
-    def _pass(
-        self,
-        role: Any,
-        arch: Architecture,
-        at: tuple[int, int, int],
-        cache: str,
-        seconds: float,
-        slower: Callable[[int], float],
-    ) -> None:
-        shape = PassShape(self.engine, role, arch, *at)
-        self._keep(_Times("pass", shape, cache), seconds, slower(shape.tokens))
 
     def _keep(self, key: _Times, seconds: float, slowdown: float) -> None:
         self.times.setdefault(key, []).append((seconds / slowdown, slowdown))
@@ -249,9 +237,10 @@ class StepRows:
 
 def compared(
     steps: Sequence[EngineStep], key: str, references: dict[str, float]
-) -> Callable[[int], float] | None:
-    """How much slower than `references` the machine was, by tokens in a pass: the steps' passes for
-    comparison, medians, with a straight line between their sizes. None where there are none."""
+) -> Callable[[float], float] | None:
+    """How much slower than `references` the machine was, by tokens that a weight meets in a pass:
+    the steps' passes for comparison, medians, with a straight line between their sizes. None where
+    there are none."""
     took: dict[int, list[float]] = {}
     for tokens, seconds in (step.compared for step in steps if step.compared):
         took.setdefault(tokens, []).append(seconds)
@@ -261,6 +250,13 @@ def compared(
     quiet = [references.setdefault(f"{key} pass of {size}", now[size]) for size in now]
     sizes, found = list(now), list(now.values())
     return lambda tokens: float(np.interp(tokens, sizes, found) / np.interp(tokens, sizes, quiet))
+
+
+def _tokens_met(draft: Architecture, tokens: int) -> float:
+    """Tokens that a weight of a draft meets in a pass over `tokens`, in the mean: those of its head
+    meet the last one alone."""
+    body, head = body_parameters(draft), draft.head_rows * draft.hidden_size
+    return (body * tokens + head) / (body + head)
 
 
 def _rounded(context: float) -> int:
