@@ -269,8 +269,6 @@ def text_after(seconds: float, supplies: Sequence[Supply]) -> float:
         used = min(left, supply.tokens / supply.tokens_per_s)
         found += used * supply.tokens_per_s * supply.worth
         left -= used
-        if left <= 0:
-            break
     return found
 
 
