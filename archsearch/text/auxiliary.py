@@ -97,9 +97,8 @@ def auxiliary_states(
         raise ArchsearchError(
             "a text has no auxiliary states; they were made for other texts: make them again"
         )
-    found = cache.part([replace(each, states=known[_key(each)]) for each in cache.sequences])
-    found.layers = chosen
-    return found
+    sequences = [replace(each, states=known[_key(each)]) for each in cache.sequences]
+    return replace(cache, sequences=sequences, layers=chosen)
 
 
 @dataclass(frozen=True)
