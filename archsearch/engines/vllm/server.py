@@ -319,15 +319,10 @@ class VllmServerEngine:
                 )
                 results += self._results(server, group, streams, counted, sampling)
                 self.finished = list(results)
-        except Lost as error:
-            raise RunFailed(
-                f"the server at {server.url} was lost: {error}; {len(self.finished)} of"
-                f" {len(prompts)} prompts were done"
-            ) from error
-        except RunFailed as error:
-            raise RunFailed(
-                f"{error}; {len(self.finished)} of {len(prompts)} prompts were done"
-            ) from error
+        except (Lost, RunFailed) as error:
+            lost = f"the server at {server.url} was lost: " if isinstance(error, Lost) else ""
+            done = f"{len(self.finished)} of {len(prompts)} prompts were done"
+            raise RunFailed(f"{lost}{error}; {done}") from error
         return results
 
     def _started(self) -> OpenAIServer:
