@@ -503,9 +503,6 @@ class Medusa(Drafter):
         own = 0 if self.shared_head else width * self.architecture.vocab_size
         return self.heads * (self.residual * (width * width + width) + own)
 
-    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        return 0
-
     def label(self) -> str:
         return f"{self.heads} Medusa heads, " + (
             "the target's rows" if self.shared_head else "rows of their own"
