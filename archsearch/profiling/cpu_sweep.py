@@ -1,10 +1,5 @@
-"""On a CPU: which points to measure, in which order, within a budget; and the check of the model on
-whole drafts it has not seen.
-
-Points come from what the search space and the target can need (`architecture.ops`), spread over log
-sizes so that the first minute already covers the range. Rows that the profile holds are skipped: an
-interrupted sweep continues where it stopped.
-"""
+"""On a CPU: which points to measure, in which order, within a budget (docs/profiles.md); and the
+check of the model on whole drafts it has not seen."""
 
 from __future__ import annotations
 

@@ -1,15 +1,12 @@
-"""Measurements on an NVIDIA GPU, in two modes that differ in kind.
+"""Measurements on an NVIDIA GPU, in two modes that differ in kind (docs/profiles.md).
 
-`graph`: CUDA graphs, as serving engines run (attention is torch's FlashAttention 2, theirs may be
-another). All copies of an op's operands are captured in one graph, together larger than four times
-the L2 (or small enough to stay in it), and the graph is replayed; time comes from CUDA events, so
-no host time is in it. `eager`: as transformers runs. A loop of calls between two synchronisations,
-by the host's clock: what the slower of host and device takes. CUDA events around such a loop would
-show the same, gaps included, so they are not kept.
+`graph`: CUDA graphs, as serving engines run; time comes from CUDA events, so no host time is in it.
+`eager`: as transformers runs. A loop of calls between two synchronisations, by the host's clock:
+what the slower of host and device takes. CUDA events around such a loop would show the same, gaps
+included, so they are not kept.
 
 Times are as they were: a GPU of one's own needs no correction. A fixed GEMM before and after every
-point and the SM clock say whether the device had slowed down; a row taken then is marked
-`throttled`.
+point and the SM clock say whether the device had slowed down.
 """
 
 from __future__ import annotations
