@@ -1,9 +1,8 @@
 """The climb itself: rounds of short trainings, each on fewer shapes for longer, then the full
 training of the best; a plan without rounds trains the prior's best.
 
-Everything decided or learnt is in the run folder's rungs.json before the next step begins, and
-every training has its own checkpoint: a climb that was killed goes on where it stopped, and no
-shape is trained twice.
+Everything is in rungs.json before the next step begins and every training has its own checkpoint:
+no shape is trained twice, also where the climb was killed.
 """
 
 from __future__ import annotations
