@@ -172,13 +172,12 @@ def save_draft(
     config.setdefault("rope_theta", arch.rope_theta)
     config["archsearch"] = {**config.get("archsearch", {}), "architecture": arch.to_dict()}
     generation = model.generation_config.to_dict()
-    if tokenizer is not None:
-        for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            value = getattr(tokenizer, key, None)
-            for values in (config, generation):
-                # A list (several end tokens) knows more.
-                if value is not None and not isinstance(values.get(key), list):
-                    values[key] = value
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        value = getattr(tokenizer, key, None)
+        for values in (config, generation):
+            # A list (several end tokens) knows more.
+            if value is not None and not isinstance(values.get(key), list):
+                values[key] = value
     if gamma is not None:
         generation |= gamma_settings(gamma)
     if ids is not None:
