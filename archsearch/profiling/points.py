@@ -1,8 +1,7 @@
 """What CPU and GPU sweeps share: points, how far apart they lie, how one is made ready and
 measured.
 
-A `Point` is one thing to measure; a `Bench` turns it into a row on its device. Nothing here knows
-which device that is.
+Nothing here knows which device a `Bench` is on.
 """
 
 from __future__ import annotations
