@@ -205,11 +205,8 @@ class Worker:
                 detokenize=False,
                 output_kind=RequestOutputKind.DELTA,
             )
-            names[
-                self.llm.llm_engine.add_request(
-                    key, {"prompt_token_ids": list(prompt["token_ids"])}, params
-                )
-            ] = key
+            given = {"prompt_token_ids": list(prompt["token_ids"])}
+            names[self.llm.llm_engine.add_request(key, given, params)] = key
         steps = self._run(requests, names)
         counted = self._counters().minus(before) if self.gamma else Counters()
         if wrong := disagreement(list(requests.values()), counted):
