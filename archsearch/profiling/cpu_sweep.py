@@ -266,9 +266,5 @@ def measure_points(
                     times.pop(point, None)
     for point, rows in times.items():
         pooled = tuple(t for row in rows for t in row.times_s)
-        yield (
-            point,
-            replace(
-                rows[0], times_s=pooled, slowdown=statistics.median(row.slowdown for row in rows)
-            ),
-        )
+        slowdown = statistics.median(row.slowdown for row in rows)
+        yield point, replace(rows[0], times_s=pooled, slowdown=slowdown)

@@ -293,12 +293,11 @@ def torch_index(uuid: str) -> int:
     """
     bare = uuid.removeprefix("GPU-").removeprefix("MIG-").lower()
     seen = [
-        str(getattr(torch.cuda.get_device_properties(i), "uuid", "")).lower()
+        str(getattr(torch.cuda.get_device_properties(i), "uuid", "")).lower().removeprefix("gpu-")
         for i in range(torch.cuda.device_count())
     ]
-    for index, found in enumerate(seen):
-        if bare and found.removeprefix("gpu-") == bare:
-            return index
+    if bare and bare in seen:
+        return seen.index(bare)
     if len(seen) == 1:  # a MIG slice has the UUID of its card in torch; an old torch has none
         return 0
     raise ArchsearchError(
@@ -326,12 +325,10 @@ def cuda_problem() -> str | None:
 def supported_dtypes(device: Device, mode: str) -> list[str]:
     """The dtypes that can be measured on `device`, best first; float8_e4m3fn means GEMMs in graph
     mode only."""
-    halves = [dtype for dtype in ("bfloat16", "float16") if dtype in device.flops_per_s]
+    found = [dtype for dtype in ("bfloat16", "float16", FP8) if dtype in device.flops_per_s]
     capability = tuple(int(part) for part in (device.compute_capability or "0.0").split("."))
-    return [
-        *halves,
-        *([FP8] if mode == "graph" and capability >= (8, 9) and FP8 in device.flops_per_s else []),
-    ]
+    eights = mode == "graph" and capability >= (8, 9)
+    return [dtype for dtype in found if dtype != FP8 or eights]
 
 
 def check_cuda(device: Device) -> None:
