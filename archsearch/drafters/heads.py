@@ -298,9 +298,8 @@ class ChainHead(FeatureDrafter):
         return f"{super().label()} tree {self.tree.topk},{self.tree.steps},{self.tree.tokens}"
 
     def to_dict(self) -> dict[str, object]:
-        tree = self.tree
-        own = super().to_dict() | {"tree": None if tree is None else asdict(tree)}
-        return {name: value for name, value in own.items() if name != "tree" or value}
+        own = {name: value for name, value in super().to_dict().items() if name != "tree"}
+        return own if self.tree is None else own | {"tree": asdict(self.tree)}
 
     @classmethod
     def from_fields(cls, architecture: Architecture, data: Mapping[str, Any]) -> Self:
