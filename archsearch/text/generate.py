@@ -52,13 +52,9 @@ def generate_text(
     """`write_answers` to `prompts`; those that leave no room for an answer in the target's context
     are left out, and that is said."""
     limit = prompt_limit(target.config, writing.max_new_tokens)
+    encoded = encode_prompts(prompts, tokenizer, max_tokens=limit)
     return write_answers(
-        target,
-        tokenizer,
-        encode_prompts(prompts, tokenizer, max_tokens=limit),
-        cache_dir=cache_dir,
-        writing=writing,
-        progress=progress,
+        target, tokenizer, encoded, cache_dir=cache_dir, writing=writing, progress=progress
     )
 
 

@@ -97,12 +97,8 @@ class Climb:
         self._record(entry, drafts)
         if self.plan.climbs:
             context = replace(self.scorer.context, temperature=0.0)
-            self.belief.learn(
-                [
-                    AcceptanceObservation(draft.architecture, draft.alpha, context)
-                    for draft in drafts
-                ]
-            )
+            own = [AcceptanceObservation(each.architecture, each.alpha, context) for each in drafts]
+            self.belief.learn(own)
         return drafts
 
     def _short_trainings(self) -> None:
@@ -442,10 +438,8 @@ class Climb:
         for shape in (*probes, *rounds):
             if (short := read_curve(self.trainings.trainer.draft_folder(shape))) is not None:
                 self.belief.shorts[shape] = short
-        self.belief.full_tokens, self.belief.full_epoch = (
-            self.state.full_tokens,
-            self.state.full_epoch or 0,
-        )
+        self.belief.full_tokens = self.state.full_tokens
+        self.belief.full_epoch = self.state.full_epoch or 0
 
 
 def _order(score: Score) -> tuple[float, int]:
