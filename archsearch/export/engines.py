@@ -183,14 +183,9 @@ class Serving:
 
     def shell(self) -> str:
         """The command for a shell, an option a line."""
-        lines, line = [], ""
-        for word in self.command:
-            if word.startswith("--") and line:
-                lines.append(line)
-                line = "  " + word
-            else:
-                line = f"{line} {shlex.quote(word)}" if line else shlex.quote(word)
-        return " \\\n".join([*lines, line])
+        return " ".join(
+            f"\\\n  {word}" if word.startswith("--") else shlex.quote(word) for word in self.command
+        )
 
 
 def export_names() -> tuple[str, ...]:

@@ -308,11 +308,8 @@ def _attend_one(
     """One query token a row, [rows, heads, 1, head_dim]."""
     heads, kv_heads = query.shape[1], keys.shape[1]
     halves = query.device.type == "cpu" and query.dtype != torch.float32
-    if (
-        halves
-        and heads > kv_heads
-        and _grouped_is_quicker(query.dtype, heads, kv_heads, query.shape[3])
-    ):
+    kind = (query.dtype, heads, kv_heads, query.shape[3])
+    if halves and heads > kv_heads and _grouped_is_quicker(*kind):
         return _attend_grouped(query, keys, values, mask, scale=scale)
     return _attend_packed(query, keys, values, mask, scale)
 

@@ -201,15 +201,11 @@ def make_cache(
             words = f"{what}: {ready} of {total} answered, {written} tokens, {rate:.0f}/s"
             progress(words, *((ready, total) if budget_s is None else (seconds, budget_s)))
 
+        def store(number: int, text: CachedSequence, ended: bool) -> None:
+            shards[number // SHARD_PROMPTS].take(number, text, ended)
+
         try:
-            complete = job.write(
-                work,
-                deadline,
-                report,
-                lambda number, text, ended: shards[number // SHARD_PROMPTS].take(
-                    number, text, ended
-                ),
-            )
+            complete = job.write(work, deadline, report, store)
         finally:  # what was written before Ctrl-C is kept
             for shard in shards:
                 shard.save()

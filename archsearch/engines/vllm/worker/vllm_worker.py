@@ -144,9 +144,7 @@ class Worker:
         return {"version": version}
 
     def _counters(self) -> Counters:
-        metrics = {
-            metric.name: metric for metric in self.llm.get_metrics() if metric.name in _COUNTERS
-        }
+        metrics = {metric.name: metric for metric in self.llm.get_metrics()}
         absent = [name for name in _COUNTERS if name not in metrics]
         if absent:
             raise Failed(
