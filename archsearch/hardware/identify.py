@@ -491,15 +491,17 @@ def check_claim(name: str, threads: int | None = None) -> Device:
     gpus = visible_gpus()
     if any(matches(claimed, gpu) for gpu in gpus):
         return claimed
-    wanted = f"--gpu {name} claims {claimed.name} with {claimed.memory_bytes / 2**20:.0f} MiB"
+
+    def sized(each: Device | VisibleGpu) -> str:
+        return f"{each.name} with {each.memory_bytes / 2**20:.0f} MiB"
+
+    wanted = f"--gpu {name} claims {sized(claimed)}"
     if not gpus:
         raise ArchsearchError(
             f"{wanted}, but no NVIDIA GPU is visible here: {gpu_problem()}; use --gpu cpu, or run"
             " this on that machine"
         )
-    here = ", ".join(
-        dict.fromkeys(f"{gpu.name} with {gpu.memory_bytes / 2**20:.0f} MiB" for gpu in gpus)
-    )
+    here = ", ".join(dict.fromkeys(map(sized, gpus)))
     every = devices().values()
     fitting = dict.fromkeys(each.key for gpu in gpus for each in every if matches(each, gpu))
     if fitting:

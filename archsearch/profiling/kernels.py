@@ -176,12 +176,12 @@ def _attention_calls(op: Attention, pool: WeightPool, working_set_bytes: int) ->
     copies = min(copies_of(per_copy * pool.itemsize, working_set_bytes), MAX_GRAPH_CALLS)
     caches = pool.flat.new_empty(copies, op.batch, keys, 2, op.kv_heads, op.head_dim)
     pool.fill(caches)
-    query = torch.randn(op.batch, op.tokens, op.q_heads, op.head_dim, device=caches.device).to(
-        caches.dtype
-    )
-    new = torch.randn(op.batch, op.tokens, 2, op.kv_heads, op.head_dim, device=caches.device).to(
-        caches.dtype
-    )
+
+    def drawn(*heads: int) -> torch.Tensor:
+        shape = (op.batch, op.tokens, *heads, op.head_dim)
+        return torch.randn(shape, device=caches.device).to(caches.dtype)
+
+    query, new = drawn(op.q_heads), drawn(2, op.kv_heads)
 
     def call(kv: torch.Tensor) -> Run:
         def run() -> object:

@@ -141,12 +141,12 @@ class Pace:
             self._set(threads)
 
     def _judge(self, window: _Window) -> None:
+        now = self._clock() - self._start
         if len(self._first) < FIRST_WINDOWS:
             self._first.append(window)
             if len(self._first) == FIRST_WINDOWS and self._at_first().waiting > WAITING:
-                self._slow(window, self._clock() - self._start, self._at_first().waiting)
+                self._slow(window, now, self._at_first().waiting)
             return
-        now = self._clock() - self._start
         if self._before is not None:
             self._end_trial(window, now)
         elif self.current < self.threads:
