@@ -3,8 +3,7 @@
 
 The package ships Parquet files
 `systems/data/<system>/<family>/<framework>/<version>/<op>_perf.parquet` with latencies in
-milliseconds. Read here: GEMM, decode and context attention, custom all-reduce. Never imported: only
-its files are opened.
+milliseconds (READERS: which are read). Never imported: only its files are opened.
 
 How the rows were taken is read from the package's own collectors
 (github.com/ai-dynamo/aiconfigurator, collector/) and said in `HOW`, which goes into every profile

@@ -117,9 +117,8 @@ def touched_by_rule(
         _load(experts, tokens, top_k, ranks, float(distribution.rpartition("_")[2]), random)[:each]
         for _ in range(DRAWS)
     ]
-    return statistics.fmean(float((draw > 0).sum()) for draw in draws), statistics.fmean(
-        float(draw.sum()) for draw in draws
-    )
+    touched = statistics.fmean(float((draw > 0).sum()) for draw in draws)
+    return touched, statistics.fmean(float(draw.sum()) for draw in draws)
 
 
 def formats_of(device: Device, dtype: str, framework: str) -> Mapping[str, str]:

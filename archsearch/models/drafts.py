@@ -181,17 +181,13 @@ def save_draft(
     if gamma is not None:
         generation |= gamma_settings(gamma)
     if ids is not None:
-        write_json(
-            folder / DRAFT_VOCAB_FILE,
-            {"target_vocab_size": arch.vocab_size, "draft_token_ids": ids.tolist()},
-        )
+        kept = {"target_vocab_size": arch.vocab_size, "draft_token_ids": ids.tolist()}
+        write_json(folder / DRAFT_VOCAB_FILE, kept)
     else:
         (folder / DRAFT_VOCAB_FILE).unlink(missing_ok=True)
     write_json(folder / "config.json", config)
-    write_json(
-        folder / "generation_config.json",
-        {key: value for key, value in generation.items() if value is not None},
-    )
+    said = {key: value for key, value in generation.items() if value is not None}
+    write_json(folder / "generation_config.json", said)
     if tokenizer is not None:
         save_tokenizer(tokenizer, folder)
     with atomic_path(folder / WEIGHTS_FILE) as temporary, plain_os_errors():
