@@ -68,6 +68,7 @@ def profiles() -> Listing:
 
     rows = []
     for folder in list_profiles():
+        where = str(shown(folder))
         try:
             header = header_of(folder)
             if header.get("schema_version") != SCHEMA_VERSION:
@@ -76,16 +77,14 @@ def profiles() -> Listing:
                     f" {SCHEMA_VERSION}"
                 )
         except ArchsearchError as error:  # one damaged folder must not hide the others
-            rows.append(
-                (folder.parent.name, folder.name, "", f"broken: {error}", str(shown(folder)))
-            )
+            rows.append((folder.parent.name, folder.name, "", f"broken: {error}", where))
             continue
         path = folder / "rows.jsonl"
         count = path.read_bytes().count(b"\n") if path.exists() else 0
         errors = draft_step_errors(header["known_error"]).items()
         how = "imported tables" if "package" in (header.get("provenance") or {}) else "not checked"
         known = "; ".join(f"{name}: {error:.1%}" for name, error in errors) or how
-        rows.append((header["device"]["key"], folder.name, str(count), known, str(shown(folder))))
+        rows.append((header["device"]["key"], folder.name, str(count), known, where))
     return ("device", "stack", "rows", "known error (draft step)", "folder"), rows
 
 

@@ -171,13 +171,8 @@ def profile(
         raise ArchsearchError("name the device to measure: --gpu cpu, or the GPU of this machine")
     framework = options.pop("framework")
     if source is not None:
-        imported = import_tables(
-            gpu,
-            framework=framework,
-            tables=tables,
-            dtypes=options["dtypes"],
-            output=options["output"],
-        )
+        own = {name: options[name] for name in ("dtypes", "output")}
+        imported = import_tables(gpu, framework=framework, tables=tables, **own)
         emit(imported, import_text(imported), as_json)
         return
     if tables is not None:
@@ -326,11 +321,8 @@ def remove_command(engine: str, as_json: bool) -> None:
     from archsearch.engines.environments.environment import remove
 
     freed = remove(engine)
-    emit(
-        {"engine": engine, "freed_bytes": freed},
-        f"{engine} removed, {freed / 1e9:.1f} GB freed",
-        as_json,
-    )
+    text = f"{engine} removed, {freed / 1e9:.1f} GB freed"
+    emit({"engine": engine, "freed_bytes": freed}, text, as_json)
 
 
 @main.command()

@@ -164,11 +164,7 @@ def report(run: Path, show: bool, figures: bool, as_json: bool) -> None:
     lines = [summary_text(opened), "", f"Report: {page}"]
     if written:
         lines.append(f"Figures and tables: {len(written)} files in {written[0].parent}")
-    emit(
-        {"run": str(run), "report": str(page), "figures": [str(path) for path in written]},
-        "\n".join(lines),
-        as_json,
-    )
+    emit({"run": run, "report": page, "figures": written}, "\n".join(lines), as_json)
     if show and click.launch(page.resolve().as_uri()) != 0:
         click.echo(
             f"No browser could be started; open {page.resolve().as_uri()} yourself.", err=True

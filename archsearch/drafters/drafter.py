@@ -197,7 +197,9 @@ class Drafter(ABC):
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """Bytes of its own KV cache for one token of one sequence."""
-        return 2 * self.architecture.num_hidden_layers * self.architecture.kv_size * dtype_bytes
+        layers = self.sharded
+        cached = 0 if layers is None else layers.num_hidden_layers * layers.kv_size
+        return 2 * cached * dtype_bytes
 
     def bytes(self, workload: Workload, batch: int, context: int) -> int:
         """Memory of weights and KV cache of `batch` sequences, in the precisions of a workload."""

@@ -126,9 +126,9 @@ def mask_token(target: Architecture) -> int:
 def auxiliary_layers(layers: int, states: int = 3) -> tuple[int, ...]:
     """Evenly from layer 2 to the third from the end: (2, N/2, N - 3) for three of them, the default
     of every engine; fewer for targets of less than 6 layers."""
-    if states == 3:
-        return tuple(sorted({min(2, layers - 1), layers // 2, max(0, layers - 3)}))
     first, last = min(2, layers - 1), max(0, layers - 3)
+    if states == 3:
+        return tuple(sorted({first, layers // 2, last}))
     return tuple(
         sorted({round(first + (last - first) * place / (states - 1)) for place in range(states)})
     )

@@ -298,9 +298,8 @@ class ChainHead(FeatureDrafter):
         return f"{super().label()} tree {self.tree.topk},{self.tree.steps},{self.tree.tokens}"
 
     def to_dict(self) -> dict[str, object]:
-        tree = self.tree
-        own = super().to_dict() | {"tree": None if tree is None else asdict(tree)}
-        return {name: value for name, value in own.items() if name != "tree" or value}
+        own = {name: value for name, value in super().to_dict().items() if name != "tree"}
+        return own if self.tree is None else own | {"tree": asdict(self.tree)}
 
     @classmethod
     def from_fields(cls, architecture: Architecture, data: Mapping[str, Any]) -> Self:
@@ -502,9 +501,6 @@ class Medusa(Drafter):
         width = self.architecture.hidden_size
         own = 0 if self.shared_head else width * self.architecture.vocab_size
         return self.heads * (self.residual * (width * width + width) + own)
-
-    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        return 0
 
     def label(self) -> str:
         return f"{self.heads} Medusa heads, " + (

@@ -75,9 +75,6 @@ class NGram(Drafter):
     def parameters(self) -> int:
         return 0
 
-    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        return 0
-
     def label(self) -> str:
         return f"n-gram of {self.min_n} to {self.max_n}"
 

@@ -100,9 +100,7 @@ class Pard(OwnModel):
         """One pass of 2 gamma + 1 tokens a sequence, gamma rows of logits (vLLM,
         parallel_drafting)."""
         whole = _whole_pass(self.architecture, rows, 2 * rows.gamma + 1, rows.gamma)
-        return RoundPlan(
-            whole, None, 0, rows.batch * rows.gamma, self.architecture.num_hidden_layers, 1
-        )
+        return RoundPlan(whole, None, 0, rows.batch * rows.gamma, whole.layers, 1)
 
 
 @dataclass(frozen=True)

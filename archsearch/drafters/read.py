@@ -146,12 +146,8 @@ def _medusa(config: Config, target: Architecture) -> Drafter:
     if not isinstance(heads, int) or heads < 1:
         raise ArchsearchError("its config.json needs num_heads, how many Medusa heads there are")
     residual = int(config.get("num_hidden_layers") or config.get("medusa_num_layers") or 1)
-    return Medusa(
-        target.replace(vocab_size=rows),
-        heads,
-        residual,
-        bool(config.get("original_lm_head", False)),
-    )
+    shared = bool(config.get("original_lm_head", False))
+    return Medusa(target.replace(vocab_size=rows), heads, residual, shared)
 
 
 _READERS: Final[Mapping[str, Callable[[Config, Architecture], Drafter]]] = {

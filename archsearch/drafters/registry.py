@@ -115,11 +115,10 @@ def found_as(hub_id: str, name: str, target: Architecture, kind: str = "") -> Fo
     None where the table has no such row. Raises ArchsearchError where it was made for others."""
     if not (rows := published_as(hub_id)):
         return None
-    if kind and not any(row.family == kind for row in rows):
+    if not (asked := [row for row in rows if kind in ("", row.family)]):
         raise ArchsearchError(f"{hub_id} is a drafter of the family {rows[0].family}, not {kind}")
-    rows = tuple(row for row in rows if kind in ("", row.family))
-    if not (mine := [row for row in rows if row in published_for(name, target)]):
-        made_for = ", ".join(dict.fromkeys(target for row in rows for target in row.targets))
+    if not (mine := [row for row in asked if row in published_for(name, target)]):
+        made_for = ", ".join(dict.fromkeys(target for row in asked for target in row.targets))
         raise ArchsearchError(
             f"{hub_id} was made for {made_for}, not for {name}; choose a drafter of this target"
         )

@@ -48,11 +48,8 @@ class HeadCost:
 
 def padded_head_cost(arch: Architecture, dtype: str) -> HeadCost:
     """What an engine pays that computes the full head of a draft trained with a trimmed one."""
-    full = arch.replace(draft_vocab_size=None)
-    return HeadCost(
-        weight_bytes_per_pass(arch, DTYPE_BYTES[dtype]),
-        weight_bytes_per_pass(full, DTYPE_BYTES[dtype]),
-    )
+    heads = (arch, arch.replace(draft_vocab_size=None))
+    return HeadCost(*(weight_bytes_per_pass(each, DTYPE_BYTES[dtype]) for each in heads))
 
 
 @dataclass(frozen=True)
@@ -234,8 +231,8 @@ def _held_out(training: TrainingRecord | HeadRecord | None, gamma: int) -> dict[
 def _provenance(record: DraftRecord) -> list[str]:
     """Where the draft comes from, one line each."""
     run, training = record.provenance.get("run") or {}, record.training
-    arguments, code, device = (run.get(name) or {} for name in ("arguments", "code", "device"))
-    profile, packages = (run.get(name) or {} for name in ("profile", "packages"))
+    sections = ("arguments", "code", "device", "profile", "packages")
+    arguments, code, device, profile, packages = (run.get(name) or {} for name in sections)
     rows = []
     if code:
         commit = f" ({code['commit'][:12]})" if code.get("commit") else ""

@@ -77,8 +77,7 @@ def schedule_words(engine: str, family: str, ranges: Ranges, gamma: int) -> str:
     """A schedule as the engine takes it, or what to do where it takes none. `gamma`: to serve with
     where there is one for all."""
     title, most = engine_title(engine), last_drafting(ranges)
-    drafts = any(entry[2] for entry in ranges)
-    if not drafts:
+    if not any(entry[2] for entry in ranges):
         return (
             f"{title}: serve it without a draft, which is faster at every batch size that was"
             " looked at"
@@ -184,14 +183,9 @@ class Serving:
 
     def shell(self) -> str:
         """The command for a shell, an option a line."""
-        lines, line = [], ""
-        for word in self.command:
-            if word.startswith("--") and line:
-                lines.append(line)
-                line = "  " + word
-            else:
-                line = f"{line} {shlex.quote(word)}" if line else shlex.quote(word)
-        return " \\\n".join([*lines, line])
+        return " ".join(
+            f"\\\n  {word}" if word.startswith("--") else shlex.quote(word) for word in self.command
+        )
 
 
 def export_names() -> tuple[str, ...]:

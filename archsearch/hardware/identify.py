@@ -199,12 +199,8 @@ def identify_cpu(threads: int | None = None, root: Path = Path("/")) -> Device:
     # Device between two reads.
     hz = float(info["bogomips"]) / 2 * 1e6 if family and "bogomips" in info else _DEFAULT_HZ
     cache, memory = _last_level_cache_bytes(root), _memory_bytes(root)
-    unverified = ["flops_per_s", "bandwidth_bytes_per_s"]
-    unverified += [
-        name
-        for name, value in (("last_level_cache_bytes", cache), ("memory_bytes", memory))
-        if not value
-    ]
+    found = {"last_level_cache_bytes": cache, "memory_bytes": memory}
+    guessed = (name for name, value in found.items() if not value)
     return Device(
         key="-".join([*parts, f"{threads}t"]),
         name=model,
@@ -221,7 +217,7 @@ def identify_cpu(threads: int | None = None, root: Path = Path("/")) -> Device:
             "flops": "instruction set and clock",
             "bandwidth": "12 GB/s per thread up to 200 GB/s, a rule of thumb",
         },
-        unverified=tuple(unverified),
+        unverified=("flops_per_s", "bandwidth_bytes_per_s", *guessed),
     )
 
 
@@ -334,24 +330,22 @@ def visible_gpus() -> list[VisibleGpu]:
         for index in range(nvml("DeviceGetCount")):
             handle = nvml("DeviceGetHandleByIndex", index)
             gpus += nvml.slices(handle, nvml.describe(handle, index, driver))
-    return _left_visible(
-        gpus, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER")
-    )
+    return _left_visible(gpus)
 
 
-def _left_visible(
-    gpus: list[VisibleGpu], visible: str | None, order: str | None
-) -> list[VisibleGpu]:
+def _left_visible(gpus: list[VisibleGpu]) -> list[VisibleGpu]:
     """What CUDA_VISIBLE_DEVICES leaves, in its order. Reading stops at the first entry that names
     nothing, as CUDA does.
 
     Numbers are NVML's only under CUDA_DEVICE_ORDER=PCI_BUS_ID or when all cards are alike; in a
     mixed machine numbers hide nothing here, and the bench finds its card by UUID.
     """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return gpus
     left: list[VisibleGpu] = []
-    alike = order == "PCI_BUS_ID" or len({(gpu.name, gpu.memory_bytes) for gpu in gpus}) == 1
+    ordered = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    alike = ordered or len({(gpu.name, gpu.memory_bytes) for gpu in gpus}) == 1
     for entry in (part.strip() for part in visible.split(",")):
         if entry.isdigit():
             if int(entry) >= len({gpu.index for gpu in gpus}):
@@ -497,20 +491,19 @@ def check_claim(name: str, threads: int | None = None) -> Device:
     gpus = visible_gpus()
     if any(matches(claimed, gpu) for gpu in gpus):
         return claimed
-    wanted = f"--gpu {name} claims {claimed.name} with {claimed.memory_bytes / 2**20:.0f} MiB"
+
+    def sized(each: Device | VisibleGpu) -> str:
+        return f"{each.name} with {each.memory_bytes / 2**20:.0f} MiB"
+
+    wanted = f"--gpu {name} claims {sized(claimed)}"
     if not gpus:
         raise ArchsearchError(
             f"{wanted}, but no NVIDIA GPU is visible here: {gpu_problem()}; use --gpu cpu, or run"
             " this on that machine"
         )
-    here = ", ".join(
-        dict.fromkeys(f"{gpu.name} with {gpu.memory_bytes / 2**20:.0f} MiB" for gpu in gpus)
-    )
-    fitting = list(
-        dict.fromkeys(
-            device.key for gpu in gpus for device in devices().values() if matches(device, gpu)
-        )
-    )
+    here = ", ".join(dict.fromkeys(map(sized, gpus)))
+    every = devices().values()
+    fitting = dict.fromkeys(each.key for gpu in gpus for each in every if matches(each, gpu))
     if fitting:
         advice = "use " + " or ".join(f"--gpu {key}" for key in fitting)
     elif gpus[0].mig is not None:

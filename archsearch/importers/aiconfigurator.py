@@ -3,8 +3,7 @@
 
 The package ships Parquet files
 `systems/data/<system>/<family>/<framework>/<version>/<op>_perf.parquet` with latencies in
-milliseconds. Read here: GEMM, decode and context attention, custom all-reduce. Never imported: only
-its files are opened.
+milliseconds (READERS: which are read). Never imported: only its files are opened.
 
 How the rows were taken is read from the package's own collectors
 (github.com/ai-dynamo/aiconfigurator, collector/) and said in `HOW`, which goes into every profile
@@ -647,12 +646,10 @@ def import_tables(
 ) -> Profile:
     """The profile of `device` composed from the kernel tables; it has no folder yet.
 
-    `compact` keeps about 2,200 rows of a dtype that predict the others, of further dtypes those of
+    `compact` keeps the rows that predict the others (docs/profiles.md), of further dtypes those of
     the same shapes, and of experts and latent attention those of known targets
-    (`importers.experts`); otherwise all rows are kept, which makes a profile of about 60,000. Rows
-    have one time each: `mode` graph (eager for eager all-reduce), `cache` warm for GEMMs whose six
-    weight copies fit the last-level cache. Raises: ArchsearchError for a device, framework or dtype
-    without tables and for files that are broken or belong elsewhere.
+    (`importers.experts`). Rows have one time each. Raises: ArchsearchError for a device, framework
+    or dtype without tables and for files that are broken or belong elsewhere.
     """
     names = _checked_dtypes(device, framework, dtypes)
     root, package_version = find_tables(data)

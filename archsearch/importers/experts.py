@@ -34,10 +34,7 @@ MOE_DTYPES: Final = {
 }
 """Labels of the table and the experts' own format, by the dtype of the pass. Per-tensor fp8 is the
 badly tuned one."""
-BLACKWELL: Final = {
-    "bfloat16": {"bfloat16": "", "w4a8_mxfp4_mxfp8": "mxfp4"},
-    "float8_e4m3fn": {"fp8_block": ""},
-}
+BLACKWELL: Final = MOE_DTYPES | {"bfloat16": {"bfloat16": "", "w4a8_mxfp4_mxfp8": "mxfp4"}}
 """On Blackwell TensorRT-LLM and SGLang (flashinfer_mxfp4_moe_precision=default) multiply MXFP4
 weights with 8-bit activations; TensorRT-LLM's kernels for 16-bit ones reach 18 % there. vLLM does
 so where VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8 is set; its table has the 16-bit ones."""
@@ -120,9 +117,8 @@ def touched_by_rule(
         _load(experts, tokens, top_k, ranks, float(distribution.rpartition("_")[2]), random)[:each]
         for _ in range(DRAWS)
     ]
-    return statistics.fmean(float((draw > 0).sum()) for draw in draws), statistics.fmean(
-        float(draw.sum()) for draw in draws
-    )
+    touched = statistics.fmean(float((draw > 0).sum()) for draw in draws)
+    return touched, statistics.fmean(float(draw.sum()) for draw in draws)
 
 
 def formats_of(device: Device, dtype: str, framework: str) -> Mapping[str, str]:

@@ -172,27 +172,22 @@ def save_draft(
     config.setdefault("rope_theta", arch.rope_theta)
     config["archsearch"] = {**config.get("archsearch", {}), "architecture": arch.to_dict()}
     generation = model.generation_config.to_dict()
-    if tokenizer is not None:
-        for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            value = getattr(tokenizer, key, None)
-            for values in (config, generation):
-                # A list (several end tokens) knows more.
-                if value is not None and not isinstance(values.get(key), list):
-                    values[key] = value
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        value = getattr(tokenizer, key, None)
+        for values in (config, generation):
+            # A list (several end tokens) knows more.
+            if value is not None and not isinstance(values.get(key), list):
+                values[key] = value
     if gamma is not None:
         generation |= gamma_settings(gamma)
     if ids is not None:
-        write_json(
-            folder / DRAFT_VOCAB_FILE,
-            {"target_vocab_size": arch.vocab_size, "draft_token_ids": ids.tolist()},
-        )
+        kept = {"target_vocab_size": arch.vocab_size, "draft_token_ids": ids.tolist()}
+        write_json(folder / DRAFT_VOCAB_FILE, kept)
     else:
         (folder / DRAFT_VOCAB_FILE).unlink(missing_ok=True)
     write_json(folder / "config.json", config)
-    write_json(
-        folder / "generation_config.json",
-        {key: value for key, value in generation.items() if value is not None},
-    )
+    said = {key: value for key, value in generation.items() if value is not None}
+    write_json(folder / "generation_config.json", said)
     if tokenizer is not None:
         save_tokenizer(tokenizer, folder)
     with atomic_path(folder / WEIGHTS_FILE) as temporary, plain_os_errors():

@@ -169,26 +169,20 @@ def load_checked(
             raise MissingDataError(
                 f"cannot load the weights of {what} from {source}: {first_line(error)}"
             ) from error
-    wrong = [
-        f"{len(found)} of its tensors {how}, {min(map(str, found))} for one"
-        for how, found in (
-            ("are missing", info["missing_keys"]),
-            (
-                "have another shape than its config says",
-                [key[0] for key in info["mismatched_keys"]],
-            ),
-            (
-                "are of no part that its config names",
-                [name for name in info["unexpected_keys"] if not harmless(name, model)],
-            ),
-            ("hold NaN or infinity", not_finite(model)),
-        )
-        if found
-    ]
-    if wrong:
-        raise MissingDataError(
-            f"the weights of {what} in {source} are broken: {wrong[0]}; get the checkpoint again"
-        )
+    reshaped = [key[0] for key in info["mismatched_keys"]]
+    beyond = [name for name in info["unexpected_keys"] if not harmless(name, model)]
+    faults = {
+        "are missing": info["missing_keys"],
+        "have another shape than its config says": reshaped,
+        "are of no part that its config names": beyond,
+        "hold NaN or infinity": not_finite(model),
+    }
+    for how, found in faults.items():
+        if found:
+            raise MissingDataError(
+                f"the weights of {what} in {source} are broken: {len(found)} of its tensors {how},"
+                f" {min(map(str, found))} for one; get the checkpoint again"
+            )
     return cast("PreTrainedModel", model)
 
 

@@ -227,13 +227,9 @@ def resolve_drafter(name: str, target: TargetRef, context_len: int = 1) -> Named
         config = read_json(folder / "config.json", "model config")
         if isinstance(config, Mapping) and family_of_config(config):
             return _read(name, config, target, "", str(folder))
-    if (
-        name.count("/") == 1
-        and not folder.is_dir()
-        and any(row.family != "independent" for row in published_as(name))
-    ):
-        found = found_as(name, target.name, target.architecture)
-        if found is not None:
+    heads = any(row.family != "independent" for row in published_as(name))
+    if heads and name.count("/") == 1 and not folder.is_dir():
+        if found := found_as(name, target.name, target.architecture):
             return _known(name, found)
     try:
         model = resolve_target(name)
@@ -292,19 +288,13 @@ def _placed(name: str, kind: str, place: str, target: TargetRef) -> NamedDrafter
     if not place:
         raise ArchsearchError(f"--draft {name}: after the colon comes a folder or a hub id")
     folder = Path(os.path.expanduser(place))
-    found = (
-        None if folder.is_dir() else found_as(place, target.name, target.architecture, made.family)
-    )
-    if found is not None:
+    asked = target.name, target.architecture, made.family
+    if not folder.is_dir() and (found := found_as(place, *asked)) is not None:
         return _known(name, found)
     if made.is_model:
         model = resolve_target(place)
-        return NamedDrafter(
-            name,
-            made.of(target.architecture, _kept(name, model.architecture), {}),
-            model,
-            hub_id=model.place,
-        )
+        drafter = made.of(target.architecture, _kept(name, model.architecture), {})
+        return NamedDrafter(name, drafter, model, hub_id=model.place)
     if not folder.is_dir():
         if place.count("/") != 1:
             raise ArchsearchError(f"{place!r} is no folder and no hub id (org/name)")

@@ -67,17 +67,8 @@ def measure_all_reduces(
                 max(times[number][repeat] for times in found) for repeat in range(REPEATS)
             )
             shape = freeze_shape({"elements": size, "ranks": ranks})
-            rows.append(
-                Measurement(
-                    "all_reduce",
-                    shape,
-                    dtype,
-                    mode,
-                    "cold",
-                    times,
-                    kernel=NAMES.get(backend, backend),
-                )
-            )
+            how, kernel = (dtype, mode, "cold"), NAMES.get(backend, backend)
+            rows.append(Measurement("all_reduce", shape, *how, times, kernel=kernel))
     return rows
 
 

@@ -1,10 +1,5 @@
-"""On a CPU: which points to measure, in which order, within a budget; and the check of the model on
-whole drafts it has not seen.
-
-Points come from what the search space and the target can need (`architecture.ops`), spread over log
-sizes so that the first minute already covers the range. Rows that the profile holds are skipped: an
-interrupted sweep continues where it stopped.
-"""
+"""On a CPU: which points to measure, in which order, within a budget (docs/profiles.md); and the
+check of the model on whole drafts it has not seen."""
 
 from __future__ import annotations
 
@@ -271,9 +266,5 @@ def measure_points(
                     times.pop(point, None)
     for point, rows in times.items():
         pooled = tuple(t for row in rows for t in row.times_s)
-        yield (
-            point,
-            replace(
-                rows[0], times_s=pooled, slowdown=statistics.median(row.slowdown for row in rows)
-            ),
-        )
+        slowdown = statistics.median(row.slowdown for row in rows)
+        yield point, replace(rows[0], times_s=pooled, slowdown=slowdown)

@@ -1,15 +1,12 @@
-"""Measurements on an NVIDIA GPU, in two modes that differ in kind.
+"""Measurements on an NVIDIA GPU, in two modes that differ in kind (docs/profiles.md).
 
-`graph`: CUDA graphs, as serving engines run (attention is torch's FlashAttention 2, theirs may be
-another). All copies of an op's operands are captured in one graph, together larger than four times
-the L2 (or small enough to stay in it), and the graph is replayed; time comes from CUDA events, so
-no host time is in it. `eager`: as transformers runs. A loop of calls between two synchronisations,
-by the host's clock: what the slower of host and device takes. CUDA events around such a loop would
-show the same, gaps included, so they are not kept.
+`graph`: CUDA graphs, as serving engines run; time comes from CUDA events, so no host time is in it.
+`eager`: as transformers runs. A loop of calls between two synchronisations, by the host's clock:
+what the slower of host and device takes. CUDA events around such a loop would show the same, gaps
+included, so they are not kept.
 
 Times are as they were: a GPU of one's own needs no correction. A fixed GEMM before and after every
-point and the SM clock say whether the device had slowed down; a row taken then is marked
-`throttled`.
+point and the SM clock say whether the device had slowed down.
 """
 
 from __future__ import annotations
@@ -296,12 +293,11 @@ def torch_index(uuid: str) -> int:
     """
     bare = uuid.removeprefix("GPU-").removeprefix("MIG-").lower()
     seen = [
-        str(getattr(torch.cuda.get_device_properties(i), "uuid", "")).lower()
+        str(getattr(torch.cuda.get_device_properties(i), "uuid", "")).lower().removeprefix("gpu-")
         for i in range(torch.cuda.device_count())
     ]
-    for index, found in enumerate(seen):
-        if bare and found.removeprefix("gpu-") == bare:
-            return index
+    if bare and bare in seen:
+        return seen.index(bare)
     if len(seen) == 1:  # a MIG slice has the UUID of its card in torch; an old torch has none
         return 0
     raise ArchsearchError(
@@ -329,12 +325,10 @@ def cuda_problem() -> str | None:
 def supported_dtypes(device: Device, mode: str) -> list[str]:
     """The dtypes that can be measured on `device`, best first; float8_e4m3fn means GEMMs in graph
     mode only."""
-    halves = [dtype for dtype in ("bfloat16", "float16") if dtype in device.flops_per_s]
+    found = [dtype for dtype in ("bfloat16", "float16", FP8) if dtype in device.flops_per_s]
     capability = tuple(int(part) for part in (device.compute_capability or "0.0").split("."))
-    return [
-        *halves,
-        *([FP8] if mode == "graph" and capability >= (8, 9) and FP8 in device.flops_per_s else []),
-    ]
+    eights = mode == "graph" and capability >= (8, 9)
+    return [dtype for dtype in found if dtype != FP8 or eights]
 
 
 def check_cuda(device: Device) -> None:

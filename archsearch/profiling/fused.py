@@ -158,11 +158,9 @@ def attention_kernel(op: Attention, mode: str, like: Tensor) -> str:
 
     query, key = tensor(op.tokens, op.q_heads), tensor(op.keys(), op.kv_heads).transpose(1, 2)
     groups = op.q_heads // op.kv_heads if mode == "graph" else 1
-    mask = (
-        None
-        if op.tokens == 1
-        else lower_right_mask(op.tokens, op.keys(), None, like.device, groups)
-    )
+    mask = None
+    if op.tokens > 1:
+        mask = lower_right_mask(op.tokens, op.keys(), None, like.device, groups)
     if mode == "eager":
         return sdpa_name(query.transpose(1, 2), key, mask)
     if flash_usable(query):

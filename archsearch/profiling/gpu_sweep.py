@@ -1,12 +1,9 @@
 """Which points to measure: what the candidate passes need, and of that what the model knows least
-about.
+about (docs/profiles.md).
 
-`Needs` are the passes that a search on this device will price (draft steps, verification passes of
-the target) as ops with counts. The op model is fitted to the rows so far; each op's std in seconds,
-times how often it runs, is what it adds to the uncertainty of those passes. The next batch is
-chosen greedily: a row also constrains ops of like sizes, so once an op is chosen its neighbours
-count less. It stops when the predicted relative std of a pass is below the target, or the budget is
-spent. Of elementwise ops, lines in their size, the spread first points are enough.
+Each op's std in seconds, times how often it runs, is what it adds to the uncertainty of the passes;
+a row also constrains ops of like sizes, so once an op is chosen its neighbours count less. Of
+elementwise ops, lines in their size, the spread first points are enough.
 """
 
 from __future__ import annotations

@@ -45,9 +45,8 @@ def _cache(model: Any, batch: int, context: int) -> Any:
         first = torch.zeros(batch, 1, dtype=torch.long, device=model.device)
         model(first, past_key_values=cache, use_cache=True)
         for layer in cache.layers:
-            layer.update(
-                layer.keys.repeat(1, 1, context - 1, 1), layer.values.repeat(1, 1, context - 1, 1)
-            )
+            sides = (layer.keys, layer.values)
+            layer.update(*(side.repeat(1, 1, context - 1, 1) for side in sides))
     return cache
 
 
@@ -235,11 +234,8 @@ class LeanRun:
         cos, sin = (table[start:stop].repeat(self.batch, 1) for table in (self.cos, self.sin))
         residual, block = hidden, None
         for number, layer in enumerate(model.layers):
-            normed = (
-                fused.rms_norm(residual, layer.norm, model.eps)
-                if block is None
-                else fused.rms_norm(block, layer.norm, model.eps, residual)
-            )
+            x, before = (residual, None) if block is None else (block, residual)
+            normed = fused.rms_norm(x, layer.norm, model.eps, before)
             qkv = functional.linear(normed, layer.qkv, layer.qkv_bias)
             if layer.q_norm is not None and layer.k_norm is not None:
                 _norm_heads(qkv[:, :q_size], layer.q_norm, model.eps)

@@ -1,8 +1,7 @@
 """What CPU and GPU sweeps share: points, how far apart they lie, how one is made ready and
 measured.
 
-A `Point` is one thing to measure; a `Bench` turns it into a row on its device. Nothing here knows
-which device that is.
+Nothing here knows which device a `Bench` is on.
 """
 
 from __future__ import annotations
@@ -243,11 +242,6 @@ class Bench:
         return best
 
 
-def row_key(point: Point, dtype: str, mode: str) -> tuple[object, ...]:
-    """`Measurement.key` of the row that `point` becomes."""
-    return (point.kind, freeze_shape(point.shape()), dtype, mode, point.cache)
-
-
 def attempt(bench: Bench, point: Point, dtype: str, model_cache: Models) -> Measurement | None:
     """The measurement; None where the device's memory was too small: then the point is listed in
     `bench.skipped` and everything it took is given back."""
@@ -296,4 +290,8 @@ def unmeasured(bench: Bench, points: Iterable[Point], dtype: str) -> list[Point]
         for key, row in bench.profile.rows.items()
         if not row.grossly_noisy and not row.throttled
     }
-    return [point for point in points if row_key(point, dtype, bench.mode) not in known]
+    return [
+        point
+        for point in points
+        if (point.kind, freeze_shape(point.shape()), dtype, bench.mode, point.cache) not in known
+    ]

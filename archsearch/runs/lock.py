@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final
 
@@ -50,15 +50,8 @@ def run_lock(folder: Path, what: str = "archsearch") -> Iterator[None]:
         stop = threading.Event()
         thread = threading.Thread(target=_touch, args=(folder / LOCK_FILE, stop), daemon=True)
         try:
-            _write(
-                handle,
-                {
-                    "pid": os.getpid(),
-                    "host": socket.gethostname(),
-                    "command": what,
-                    "since": time.strftime("%Y-%m-%d %H:%M:%S"),
-                },
-            )
+            own = {"pid": os.getpid(), "host": socket.gethostname(), "command": what}
+            _write(handle, own | {"since": time.strftime("%Y-%m-%d %H:%M:%S")})
             thread.start()
             yield
         finally:
@@ -85,19 +78,15 @@ def _read(folder: Path) -> dict[str, object] | None:
 
 def _write(handle: IO[str], data: dict[str, object] | None) -> None:
     """The holder, or nobody. A full disk is no reason not to go on."""
-    try:
+    with suppress(OSError):
         handle.seek(0)
         handle.truncate()
         if data is not None:
             handle.write(json.dumps(data))
         handle.flush()
-    except OSError:
-        pass
 
 
 def _touch(path: Path, stop: threading.Event) -> None:
-    while not stop.wait(TOUCH_S):
-        try:
+    with suppress(OSError):
+        while not stop.wait(TOUCH_S):
             os.utime(path)
-        except OSError:
-            return

@@ -227,13 +227,8 @@ class Run:
     def summary_row(self) -> tuple[str, ...]:
         """A line of `archsearch list runs`: path, target, device, complete trials, best predicted
         and confirmed speed-up."""
-        complete = len(self.trial_rows("COMPLETE"))
-        asked = (
-            str(shown(self.path)),
-            str(self.arguments.get("target", "")),
-            self.device,
-            str(complete),
-        )
+        target, complete = self.arguments.get("target", ""), len(self.trial_rows("COMPLETE"))
+        asked = (str(shown(self.path)), str(target), self.device, str(complete))
         try:
             best = max((score.speedup.value for score in self.scores()), default=None)
             ran = [each for each in map(self.confirmed, self.ranks()) if each is not None]
@@ -266,9 +261,9 @@ def create_run(
             f"{path} already holds a run; continue it with the same arguments or choose another"
             " --run"
         )
-    folder = path or _new_folder(
-        base, f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{_slug(str(arguments.get('target', 'run')))}"
-    )
+    target = Path(str(arguments.get("target", ""))).name
+    slug = re.sub(r"[^A-Za-z0-9.]+", "-", target).strip("-.") or "run"
+    folder = path or _new_folder(base, f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{slug}")
     info = {
         "schema_version": SCHEMA_VERSION,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -398,10 +393,6 @@ def git_commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return None if said.returncode else said.stdout.strip()
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.]+", "-", Path(text).name or "run").strip("-.") or "run"
 
 
 def _set_aside(folder: Path) -> None:

@@ -1,9 +1,5 @@
 """rungs.json: the state of a search that trains. What is planned, what every round trains, what
-came of it, the finalists, the time spent.
-
-`ClimbState` is the file as values; `StateFile` writes it before every next step, so that a search
-that was killed goes on.
-"""
+came of it, the finalists, the time spent."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 that read them (EAGLE-3).
 
 The cache has the final state of every written token; a head on several layers needs a low, a middle
-and a high one too, for the prompt as well, whose rows are keys and values of the head. Where it is
-known beforehand that heads will be trained, they are kept while the target writes
-(`Writing.layers`); else one pass of the layers that are needed makes them, once. They lie in shards
-beside the text's own, in bfloat16, 2 bytes a number whatever the target computes in: a head learns
-through far larger noise, and float16 would overflow on the outlier channels of a residual stream.
+and a high one too, for the prompt as well, whose rows are keys and values of the head: kept while
+the target writes (`Writing.layers`), or made by one pass of the layers that are needed. They lie in
+shards beside the text's own, in bfloat16, 2 bytes a number whatever the target computes in: a head
+learns through far larger noise, and float16 would overflow on the outlier channels of a residual
+stream.
 """
 
 from __future__ import annotations
@@ -97,9 +97,8 @@ def auxiliary_states(
         raise ArchsearchError(
             "a text has no auxiliary states; they were made for other texts: make them again"
         )
-    found = cache.part([replace(each, states=known[_key(each)]) for each in cache.sequences])
-    found.layers = chosen
-    return found
+    sequences = [replace(each, states=known[_key(each)]) for each in cache.sequences]
+    return replace(cache, sequences=sequences, layers=chosen)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ noise only.
 
 from __future__ import annotations
 
+import os
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -413,9 +414,4 @@ class BatchWriter:
 def common_prefix(rows: Sequence[Sequence[int]]) -> int:
     """Length of the beginning that all rows share, at most one less than the shortest row (its last
     token must be run)."""
-    shared = 0
-    for tokens in zip(*(row[:-1] for row in rows), strict=False):
-        if len(set(tokens)) > 1:
-            break
-        shared += 1
-    return shared
+    return len(os.path.commonprefix([tuple(row[:-1]) for row in rows]))  # of any tuples

@@ -181,11 +181,14 @@ class Passes:
         return states
 
     def _run(self, plan: _Plan, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+        from transformers.cache_utils import Cache
+
+        layer = _layer_class()  # which does what `plan` says
         output = self.target.base_model(
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=_cache(self.layers, plan),
+            past_key_values=Cache(layers=[layer(number, plan) for number in range(self.layers)]),
             use_cache=True,
         )
         states: Tensor = output.last_hidden_state
@@ -305,11 +308,8 @@ def _attend_one(
     """One query token a row, [rows, heads, 1, head_dim]."""
     heads, kv_heads = query.shape[1], keys.shape[1]
     halves = query.device.type == "cpu" and query.dtype != torch.float32
-    if (
-        halves
-        and heads > kv_heads
-        and _grouped_is_quicker(query.dtype, heads, kv_heads, query.shape[3])
-    ):
+    kind = (query.dtype, heads, kv_heads, query.shape[3])
+    if halves and heads > kv_heads and _grouped_is_quicker(*kind):
         return _attend_grouped(query, keys, values, mask, scale=scale)
     return _attend_packed(query, keys, values, mask, scale)
 
@@ -375,14 +375,6 @@ def _attention(
     values lie."""
     plan, layer = key.archsearch_plan  # type: ignore[attr-defined]
     return plan.attend(layer, query, scaling, sliding_window).transpose(1, 2).contiguous(), None
-
-
-def _cache(layers: int, plan: _Plan) -> object:
-    """A transformers cache whose layers do what `plan` says."""
-    from transformers.cache_utils import Cache
-
-    layer = _layer_class()
-    return Cache(layers=[layer(number, plan) for number in range(layers)])
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from archsearch import records
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.files import atomic_path
+from archsearch.files import atomic_path, digest
 from archsearch.records import as_data, load
 
 if TYPE_CHECKING:
@@ -110,25 +110,22 @@ def read_meta(folder: Path) -> CacheMeta | None:
     return meta
 
 
+@dataclass(eq=False)
 class TextCache:
     """Texts with the target's hidden states: a folder of shards and the target's head. Made by
     write_answers or encode_text. `layers`: of which its sequences have auxiliary `states`."""
 
+    folder: Path
+    meta: CacheMeta
+    sequences: list[CachedSequence]
+    head: Tensor
     layers: tuple[int, ...] = ()
-
-    def __init__(
-        self, folder: Path, meta: CacheMeta, sequences: list[CachedSequence], head: Tensor
-    ) -> None:
-        self.folder = folder
-        self.meta = meta
-        self.sequences = sequences
-        self.head = head
 
     @property
     def fingerprint(self) -> str:
         """Identity of target, prompts and settings; the number of finished shards is not part of
         it."""
-        return digest(json.dumps(as_data(self.meta.fingerprint), sort_keys=True))
+        return digest(as_data(self.meta.fingerprint))[:16]
 
     @property
     def target_fingerprint(self) -> str:
@@ -163,9 +160,7 @@ class TextCache:
 
     def part(self, sequences: list[CachedSequence]) -> TextCache:
         """The same cache with some of its sequences."""
-        found = TextCache(self.folder, self.meta, sequences, self.head)
-        found.layers = self.layers
-        return found
+        return replace(self, sequences=sequences)
 
     @classmethod
     def load(cls, folder: Path | str) -> TextCache:
@@ -194,17 +189,12 @@ def target_fingerprint(target: PreTrainedModel) -> str:
         sample = flat[:: max(1, flat.numel() // 64)][:64].to(torch.float32).cpu()
         found = hashlib.sha256(sample.numpy().tobytes()).hexdigest()
         parts.append(f"{name}{tuple(parameter.shape)}{found}")
-    return digest("".join(parts))
+    return hashlib.sha256("".join(parts).encode()).hexdigest()[:16]
 
 
 _SHAPE_KEYS: Final = frozenset(
     {"model_type", "hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads"}
 )
-
-
-def digest(text: str) -> str:
-    """16 digits that tell texts apart."""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def open_folder(folder: Path, fingerprint: Fingerprint, head: Tensor) -> CacheMeta:

@@ -3,7 +3,6 @@ cache is made shard by shard: resumed, stopped by a budget and reported."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from archsearch.errors import ArchsearchError
+from archsearch.files import digest
 from archsearch.progress import Progress, silent
 from archsearch.records import save
 from archsearch.text.auxiliary import MOST_KEPT_BYTES, ShardStates
@@ -24,19 +24,13 @@ from archsearch.text.cache import (
     CachedSequence,
     Fingerprint,
     TextCache,
-    digest,
     load_shard,
     open_folder,
     save_shard,
     shard_complete,
     target_fingerprint,
 )
-from archsearch.text.prompts import (
-    EncodedPrompt,
-    Prompt,
-    encode_prompts,
-    prompt_limit,
-)
+from archsearch.text.prompts import EncodedPrompt, Prompt, encode_prompts, prompt_limit
 from archsearch.text.settings import Writing
 
 if TYPE_CHECKING:
@@ -58,13 +52,9 @@ def generate_text(
     """`write_answers` to `prompts`; those that leave no room for an answer in the target's context
     are left out, and that is said."""
     limit = prompt_limit(target.config, writing.max_new_tokens)
+    encoded = encode_prompts(prompts, tokenizer, max_tokens=limit)
     return write_answers(
-        target,
-        tokenizer,
-        encode_prompts(prompts, tokenizer, max_tokens=limit),
-        cache_dir=cache_dir,
-        writing=writing,
-        progress=progress,
+        target, tokenizer, encoded, cache_dir=cache_dir, writing=writing, progress=progress
     )
 
 
@@ -185,7 +175,7 @@ class CacheJob:
 
     def fingerprint(self) -> Fingerprint:
         """What a cache must have been made for to be continued."""
-        prompts = digest(json.dumps([text.token_ids for text in self.texts]))
+        prompts = digest([text.token_ids for text in self.texts])[:16]
         own = {"shard_prompts": SHARD_PROMPTS, "dtype": str(self.head.dtype)}
         return Fingerprint(target_fingerprint(self.target), prompts, {**self.settings, **own})
 
@@ -211,15 +201,11 @@ def make_cache(
             words = f"{what}: {ready} of {total} answered, {written} tokens, {rate:.0f}/s"
             progress(words, *((ready, total) if budget_s is None else (seconds, budget_s)))
 
+        def store(number: int, text: CachedSequence, ended: bool) -> None:
+            shards[number // SHARD_PROMPTS].take(number, text, ended)
+
         try:
-            complete = job.write(
-                work,
-                deadline,
-                report,
-                lambda number, text, ended: shards[number // SHARD_PROMPTS].take(
-                    number, text, ended
-                ),
-            )
+            complete = job.write(work, deadline, report, store)
         finally:  # what was written before Ctrl-C is kept
             for shard in shards:
                 shard.save()

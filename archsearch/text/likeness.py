@@ -39,11 +39,9 @@ if TYPE_CHECKING:
 BUCKETS: Final = 2048
 MOST_PROMPTS: Final = 2000  # more say nothing new; a sketch is made in a second
 MOST_WORDS: Final = 400  # of a prompt
-# A character of a script without spaces (kana, Chinese, Thai), a word, a number, or a sign.
-_WORD: Final = re.compile(
-    r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff]"
-    r"|[^\W\d_\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff]+|\d+|[^\w\s]"
-)
+_SCRIPTS: Final = r"\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff"  # without spaces: kana, Chinese, Thai
+# A character of such a script, a word, a number, or a sign.
+_WORD: Final = re.compile(rf"[{_SCRIPTS}]|[^\W\d_{_SCRIPTS}]+|\d+|[^\w\s]")
 
 
 def sketch_of(prompts: Sequence[Prompt]) -> TextSketch:

@@ -126,12 +126,13 @@ def draw(probs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     uniform in 0..1."""
     import torch
 
+    def passed(sums: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        # Strictly above: a token of probability 0 is never drawn, however small the noise.
+        return torch.searchsorted(sums, wanted[:, None], right=True)[:, 0]
+
     if probs.shape[-1] <= 4 * GROUP:
         total = probs.double().cumsum(-1)  # [n, vocab]
-        # Strictly above: a token of probability 0 is never drawn, however small the noise.
-        return torch.searchsorted(total, (noise.to(total) * total[:, -1])[:, None], right=True)[
-            :, 0
-        ]
+        return passed(total, noise.to(total) * total[:, -1])
     # A running sum over the vocabulary in float64 costs more than the softmax: over groups first,
     # then within the one.
     short = -probs.shape[-1] % GROUP
@@ -139,16 +140,14 @@ def draw(probs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     groups = torch.nn.functional.pad(probs, (0, short)).unflatten(-1, (-1, GROUP))
     total = groups.sum(-1, dtype=torch.float64).cumsum(-1)  # [n, groups]
     wanted = noise.to(total) * total[:, -1]
-    group = torch.searchsorted(total, wanted[:, None], right=True)[:, 0].clamp_max(
-        groups.shape[1] - 1
-    )
+    group = passed(total, wanted).clamp_max(groups.shape[1] - 1)
     rows = torch.arange(len(probs), device=probs.device)
     before = torch.where(group > 0, total[rows, (group - 1).clamp_min(0)], 0.0)
     inside = groups[rows, group].double().cumsum(-1)  # [n, GROUP]
     # Rounding may put the wanted sum at or above the group's own: then its last token that can be
     # drawn.
     wanted = torch.minimum(wanted - before, inside[:, -1] * (1 - 1e-12))
-    return group * GROUP + torch.searchsorted(inside, wanted[:, None], right=True)[:, 0]
+    return group * GROUP + passed(inside, wanted)
 
 
 def best_tokens(logits: torch.Tensor) -> torch.Tensor:

@@ -134,17 +134,15 @@ def greedy_matches(draft: PreTrainedModel, sequences: Sequence[CachedSequence]) 
 
     One teacher-forced pass; with this along greedy text, any gamma can be replayed afterwards.
     """
-    if not sequences:
-        return []
     kept = head_token_ids(draft)
-    results: list[np.ndarray | None] = [None] * len(sequences)
+    results = [np.empty(0, dtype=bool)] * len(sequences)
     with judging(draft) as weight:
         for chosen, batch in batches_of(sequences, JUDGED_TOKENS, weight.device):
             best = functional.linear(draft_states(draft, batch).to(weight.dtype), weight).argmax(-1)
             matches = ((best if kept is None else kept[best]) == batch.greedy_ids).cpu()
             for i, part in zip(chosen, batch.by_text(matches), strict=True):
                 results[i] = part.numpy()
-    return [r for r in results if r is not None]
+    return results
 
 
 def heldout_divergence(

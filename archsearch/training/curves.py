@@ -196,12 +196,8 @@ def fit_prior(curves: Sequence[Sequence[AlphaPoint]], start: CurvePrior = MEASUR
             len(usable) + weight
         )
         noise = math.sqrt((residuals + 4 * weight * start.noise_std**2) / (count + 4 * weight))
-        prior = CurvePrior(
-            tuple(centre.tolist()),
-            tuple(tuple(row) for row in covariance.tolist()),
-            noise,
-            len(usable),
-        )
+        widths = tuple(map(tuple, covariance.tolist()))
+        prior = CurvePrior(tuple(centre.tolist()), widths, noise, len(usable))
     return prior
 
 
@@ -269,8 +265,6 @@ def text_after(seconds: float, supplies: Sequence[Supply]) -> float:
         used = min(left, supply.tokens / supply.tokens_per_s)
         found += used * supply.tokens_per_s * supply.worth
         left -= used
-        if left <= 0:
-            break
     return found
 
 

@@ -1,15 +1,10 @@
-"""Distillation: a draft learns to propose what its target would write.
+"""Distillation: a draft learns to propose what its target would write (docs/concepts.md, "Training
+and its curves").
 
 The target's logits are rebuilt from its cached hidden states, so training runs no target. The loss
-is counted where the target wrote. Every draft sees the same batches in the same order (seeded).
-
-Schedule: a warm-up, a stable trunk, and a linear anneal to zero over the last part of the budget
-(WSD, arXiv 2404.06395). With a larger budget a run goes back to where its anneal began: training to
-B and then to 2B ends where training to 2B ends. For learning curves and rungs a running mean of the
-trunk's weights (`looks.RunningMean`) replaces an anneal.
-
-Once a text has taught what it can, epochs learn it by heart and held-out acceptance falls. On more
-text a training that ended there goes on from its best look.
+is counted where the target wrote. The schedule is WSD (arXiv 2404.06395): with a larger budget a
+run goes back to where its anneal began. On more text a training that ended, because its text had
+taught what it can, goes on from its best look.
 """
 
 from __future__ import annotations

@@ -338,9 +338,15 @@ def choose_heads(
     """
     size = len(importance) // target_groups
     by_group = importance.view(target_groups, size).square().sum(1)
-    if draft_groups > target_groups:
-        # Copies go to the groups in turn, most important first; each copy serves its share of the
-        # group's query heads.
+    if draft_group_size > size and draft_groups < target_groups:
+        edges = [round(slot * target_groups / draft_groups) for slot in range(draft_groups + 1)]
+        slots = [
+            (list(range(low, high)), list(range(low * size, high * size)))
+            for low, high in pairwise(edges)
+        ]
+    else:
+        # Copies, of fewer groups one or none, go to the groups in turn, most important first; each
+        # copy serves its share of the group's query heads.
         order = by_group.argsort(descending=True).tolist()
         copies = [draft_groups // target_groups] * target_groups
         for group in order[: draft_groups % target_groups]:
@@ -349,15 +355,6 @@ def choose_heads(
         for group in range(target_groups):
             heads = list(range(group * size, (group + 1) * size))
             slots += [([group], heads[copy :: copies[group]]) for copy in range(copies[group])]
-    elif draft_group_size > size and draft_groups < target_groups:
-        edges = [round(slot * target_groups / draft_groups) for slot in range(draft_groups + 1)]
-        slots = [
-            (list(range(low, high)), list(range(low * size, high * size)))
-            for low, high in pairwise(edges)
-        ]
-    else:
-        kept = sorted(by_group.argsort(descending=True)[:draft_groups].tolist())
-        slots = [([group], list(range(group * size, (group + 1) * size))) for group in kept]
     result: list[tuple[list[int], list[int | None]]] = []
     for kv_heads, heads in slots:
         best = sorted(sorted(heads, key=lambda head: -float(importance[head]))[:draft_group_size])
@@ -373,12 +370,9 @@ def rotary_pairs(target_dim: int, draft_dim: int) -> tuple[list[int], list[int]]
     the other, else the nearest.
     """
     old, new = target_dim // 2, draft_dim // 2
-    if new <= old:
-        pairs = [min(old - 1, round(index * old / new)) for index in range(new)]
-        places = list(range(new))
-    else:
-        pairs = list(range(old))
-        places = [round(index * new / old) for index in range(old)]
+    count = min(old, new)
+    pairs = [min(old - 1, round(index * old / count)) for index in range(count)]
+    places = [round(index * new / count) for index in range(count)]
     return pairs + [pair + old for pair in pairs], places + [place + new for place in places]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 WINDOW_S: Final = 10.0  # speed is judged over at least this long
 WINDOW_STEPS: Final = 8
@@ -77,8 +77,7 @@ class Slowdown:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
+class _Window(NamedTuple):
     tokens_per_s: float
     cpu_share: float
     waiting: float
@@ -142,12 +141,12 @@ class Pace:
             self._set(threads)
 
     def _judge(self, window: _Window) -> None:
+        now = self._clock() - self._start
         if len(self._first) < FIRST_WINDOWS:
             self._first.append(window)
             if len(self._first) == FIRST_WINDOWS and self._at_first().waiting > WAITING:
-                self._slow(window, self._clock() - self._start, self._at_first().waiting)
+                self._slow(window, now, self._at_first().waiting)
             return
-        now = self._clock() - self._start
         if self._before is not None:
             self._end_trial(window, now)
         elif self.current < self.threads:
@@ -157,11 +156,7 @@ class Pace:
             self._slow(window, now)
 
     def _at_first(self) -> _Window:
-        return _Window(
-            statistics.median(window.tokens_per_s for window in self._first),
-            statistics.median(window.cpu_share for window in self._first),
-            statistics.median(window.waiting for window in self._first),
-        )
+        return _Window(*map(statistics.median, zip(*self._first, strict=True)))
 
     def _slow(self, window: _Window, now: float, waiting: float = 0.0) -> None:
         first, fewer = self._at_first(), self.threads // 2

@@ -237,12 +237,12 @@ def _identity(trace: Trace, variant: Variant) -> Identity:
         same = (base.token_ids[i] == fast.token_ids[i] for i in range(common))
         position = next((i for i, equal in enumerate(same) if not equal), common)
         one, other = (dict(enumerate(answer.token_ids)).get(position) for answer in (base, fast))
-        found = Difference(prompt.prompt_id, position, one, other)
+        logits: tuple[float, ...] = ()
         if trace.logits is not None and one is not None and other is not None:
             prefix = (*prompt.token_ids, *base.token_ids[:position])
             alone, draft = trace.logits(prefix, [one, other])
-            found = Difference(prompt.prompt_id, position, one, other, alone, draft, alone - draft)
-        differences.append(found)
+            logits = (alone, draft, alone - draft)
+        differences.append(Difference(prompt.prompt_id, position, one, other, *logits))
     asked = len(trace.prompts)
     return Identity(asked, asked - len(differences), tuple(differences))
 

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Final, TypeVar
 
 import numpy as np
@@ -284,9 +285,8 @@ def full_steps(
     a drafter that finds fewer tokens (`ragged`).
     """
     kept = []
-    for number, step in enumerate(steps):
-        after = steps[number + 1] if number + 1 < len(steps) else None
-        goes_on = after is not None and after.batch == step.batch and not after.prefill
+    for step, after in pairwise(steps):
+        goes_on = after.batch == step.batch and not after.prefill
         tokens = step.batch * (step.gamma + 1)
         whole = ragged or not step.target_tokens or step.target_tokens == tokens
         if step.batch == concurrency and not step.prefill and goes_on and whole:

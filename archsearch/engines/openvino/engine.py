@@ -8,12 +8,7 @@ from typing import Final
 
 from archsearch.drafters.read import layer_ids
 from archsearch.engines.child.child_engine import ChildEngine
-from archsearch.engines.engine import (
-    EnginePrompt,
-    ModelSource,
-    Sampling,
-    drafter_family,
-)
+from archsearch.engines.engine import EnginePrompt, ModelSource, Sampling, drafter_family
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.files import read_json
 from archsearch.paths import cache_dir
@@ -23,15 +18,13 @@ WORKER: Final = Path(__file__).parent / "worker" / "openvino_worker.py"
 
 
 class OpenVinoEngine(ChildEngine):
-    """OpenVINO GenAI in a child process. Folders are converted once and kept in the cache, by
-    content.
+    """OpenVINO GenAI in a child process (docs/engines.md).
 
-    Greedy answers are the target's. With a draft a temperature above 0 is refused: OpenVINO GenAI
-    then accepts by the probabilities of two different tokens, so it does not sample from the
-    target. One request at a time reports the seconds of every pass of target and draft; several at
-    once those of the target. With a draft, `first_s` ends with the first round: the draft reads the
-    prompt in it, in the request's second step, which is marked `prefill` too. Lookup tries n-grams
-    of one token and more, whatever the shortest is that was asked for.
+    With a draft a temperature above 0 is refused: OpenVINO GenAI then accepts by the probabilities
+    of two different tokens, so it does not sample from the target. `first_s` ends with the first
+    round then: the draft reads the prompt in it, in the request's second step, which is marked
+    `prefill` too. Lookup tries n-grams of one token and more, whatever the shortest is that was
+    asked for.
     """
 
     name = "openvino"
@@ -43,11 +36,7 @@ class OpenVinoEngine(ChildEngine):
         if isinstance(draft, Path) and limits is not None:
             self._check_head(draft, *limits)
         settings = self.settings
-        if (
-            settings.device != "cpu"
-            or settings.tensor_parallel != 1
-            or settings.server_url is not None
-        ):
+        if (settings.device, settings.tensor_parallel, settings.server_url) != ("cpu", 1, None):
             raise ArchsearchError(
                 "archsearch runs OpenVINO GenAI on one CPU in a process of its own, without a"
                 f" server; got device {settings.device!r}, tensor_parallel"

@@ -24,14 +24,11 @@ LONGEST_DRAFT: Final = 128
 
 
 class VllmEngine(ChildEngine):
-    """vLLM in a child process.
+    """vLLM in a child process (docs/engines.md).
 
-    Draft tokens are sampled at the request's temperature, as in the other engines (vLLM's own
-    default is a greedy draft, which accepts less when the temperature is above 0). Step times of
-    target and draft are known on a CPU with tensor_parallel 1; on a GPU reading them would hold the
-    GPU up, so only whole steps are timed. `seconds` of a result begins when the request was first
-    scheduled: waiting behind `concurrency` others is not in it. `generate` raises RunFailed where
-    vLLM's own counters and the rounds seen disagree.
+    On a GPU reading the times of passes would hold it up, so only whole steps are timed. `seconds`
+    of a result begins when the request was first scheduled: waiting behind `concurrency` others is
+    not in it. `generate` raises RunFailed where vLLM's own counters and the rounds seen disagree.
     """
 
     name = "vllm"

@@ -21,6 +21,7 @@ import json
 import os
 import re
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -77,25 +78,23 @@ class Counters:
 def parse_metrics(text: str) -> Counters | None:
     """Counters out of Prometheus text; None where it has none of vLLM's (a server started with
     --disable-log-stats)."""
-    sums: dict[str, float] = {}
-    accepted: dict[int, float] = {}
+    sums: defaultdict[str, float] = defaultdict(float)
+    accepted: defaultdict[int, float] = defaultdict(float)
     for name, labels, value in re.findall(r"^vllm:(\w+)(?:\{(.*)\})? (\S+)$", text, re.MULTILINE):
         position = re.search(r'position="(\d+)"', labels)
         if name == "spec_decode_num_accepted_tokens_per_pos_total" and position:
-            accepted[int(position[1])] = accepted.get(int(position[1]), 0.0) + float(value)
+            accepted[int(position[1])] += float(value)
         else:
-            sums[name] = sums.get(name, 0.0) + float(value)
+            sums[name] += float(value)
     if "generation_tokens_total" not in sums:
         return None
     return Counters(
         speculative="spec_decode_num_drafts_total" in sums,
-        drafts=round(sums.get("spec_decode_num_drafts_total", 0.0)),
-        drafted=round(sums.get("spec_decode_num_draft_tokens_total", 0.0)),
+        drafts=round(sums["spec_decode_num_drafts_total"]),
+        drafted=round(sums["spec_decode_num_draft_tokens_total"]),
         accepted=tuple(round(accepted[position]) for position in sorted(accepted)),
         generated=round(sums["generation_tokens_total"]),
-        in_flight=round(
-            sums.get("num_requests_running", 0.0) + sums.get("num_requests_waiting", 0.0)
-        ),
+        in_flight=round(sums["num_requests_running"] + sums["num_requests_waiting"]),
     )
 
 
@@ -319,15 +318,10 @@ class VllmServerEngine:
                 )
                 results += self._results(server, group, streams, counted, sampling)
                 self.finished = list(results)
-        except Lost as error:
-            raise RunFailed(
-                f"the server at {server.url} was lost: {error}; {len(self.finished)} of"
-                f" {len(prompts)} prompts were done"
-            ) from error
-        except RunFailed as error:
-            raise RunFailed(
-                f"{error}; {len(self.finished)} of {len(prompts)} prompts were done"
-            ) from error
+        except (Lost, RunFailed) as error:
+            lost = f"the server at {server.url} was lost: " if isinstance(error, Lost) else ""
+            done = f"{len(self.finished)} of {len(prompts)} prompts were done"
+            raise RunFailed(f"{lost}{error}; {done}") from error
         return results
 
     def _started(self) -> OpenAIServer:

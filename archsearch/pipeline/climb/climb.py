@@ -1,9 +1,8 @@
 """The climb itself: rounds of short trainings, each on fewer shapes for longer, then the full
 training of the best; a plan without rounds trains the prior's best.
 
-Everything decided or learnt is in the run folder's rungs.json before the next step begins, and
-every training has its own checkpoint: a climb that was killed goes on where it stopped, and no
-shape is trained twice.
+Everything is in rungs.json before the next step begins and every training has its own checkpoint:
+no shape is trained twice, also where the climb was killed.
 """
 
 from __future__ import annotations
@@ -98,12 +97,8 @@ class Climb:
         self._record(entry, drafts)
         if self.plan.climbs:
             context = replace(self.scorer.context, temperature=0.0)
-            self.belief.learn(
-                [
-                    AcceptanceObservation(draft.architecture, draft.alpha, context)
-                    for draft in drafts
-                ]
-            )
+            own = [AcceptanceObservation(each.architecture, each.alpha, context) for each in drafts]
+            self.belief.learn(own)
         return drafts
 
     def _short_trainings(self) -> None:
@@ -443,10 +438,8 @@ class Climb:
         for shape in (*probes, *rounds):
             if (short := read_curve(self.trainings.trainer.draft_folder(shape))) is not None:
                 self.belief.shorts[shape] = short
-        self.belief.full_tokens, self.belief.full_epoch = (
-            self.state.full_tokens,
-            self.state.full_epoch or 0,
-        )
+        self.belief.full_tokens = self.state.full_tokens
+        self.belief.full_epoch = self.state.full_epoch or 0
 
 
 def _order(score: Score) -> tuple[float, int]:

@@ -1,9 +1,7 @@
 """Heads among the candidates of a search: the families of drafters compete for its minutes, not
-only the shapes of one.
+only the shapes of one (docs/families.md, "One climb over families").
 
-Half of the time for full trainings goes to all families alike, the finalists among the independent
-drafts being one (ranks and exports are of them), the other half to the family that leads after it.
-Everything decided is in rungs.json before it is done.
+Everything decided is in rungs.json before it is done. Ranks and exports are of independent drafts.
 """
 
 from __future__ import annotations

@@ -54,12 +54,8 @@ class HeadBatch(Batch):
         """What an EAGLE-3 head is unrolled over. ArchsearchError for texts without states."""
         if self.states is None:
             raise ArchsearchError("the texts have no auxiliary states; make them first")
-        starts = torch.zeros(
-            len(self.written),
-            max(1, max(self.written) - 1),
-            dtype=torch.long,
-            device=self.next_ids.device,
-        )
+        shape = (len(self.written), max(1, max(self.written) - 1))
+        starts = torch.zeros(shape, dtype=torch.long, device=self.next_ids.device)
         for text, (first, count) in enumerate(zip(self.first, self.written, strict=True)):
             starts[text, : count - 1] = torch.arange(first, first + count - 1, device=starts.device)
         return Rows(self.states, self.next_ids, starts)

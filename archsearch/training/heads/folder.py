@@ -1,15 +1,14 @@
-"""Folders of heads in the formats that engines load, written and read.
+"""Folders of heads in the formats that engines load (docs/families.md), written and read.
 
 EAGLE-3: the form that SafeAILab, SpecForge and Model-Optimizer write, which vLLM, SGLang,
 TensorRT-LLM, llama.cpp's converter and optimum-intel read. The layers whose inputs fc reads and
 `norm_before_residual` are always written: an engine that guesses them otherwise accepts next to
-nothing, without a word. Medusa: vLLM's. Its 0.32 refuses a head of fewer rows than the vocabulary,
-so all rows are written, those of dropped tokens as in a draft's padded head.
+nothing, without a word.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -180,17 +179,15 @@ def read_eagle3(folder: Path, embedding: Tensor) -> Eagle3Head:
     head = Eagle3Head(shape, width, aux_layers(config, folder), kept.tolist(), embedding, mask)
     wanted = head.saved()
     both = wanted.keys() & tensors.keys()
-    wrong = [
-        f"{min(names)} {how}"
-        for how, names in (
-            ("is missing", wanted.keys() - both),
-            ("is of no part that its config names", tensors.keys() - both),
-            ("has another shape", [n for n in both if wanted[n].shape != tensors[n].shape]),
-            ("holds NaN or infinity", [n for n in both if not tensors[n].isfinite().all()]),
-        )
-        if names
-    ]
-    if wrong:
-        raise MissingDataError(f"the weights in {folder} do not fit its config: {wrong[0]}")
+    faults: dict[str, Collection[str]] = {
+        "is missing": wanted.keys() - both,
+        "is of no part that its config names": tensors.keys() - both,
+        "has another shape": [n for n in both if wanted[n].shape != tensors[n].shape],
+        "holds NaN or infinity": [n for n in both if not tensors[n].isfinite().all()],
+    }
+    for how, names in faults.items():
+        if names:
+            wrong = f"{min(names)} {how}"
+            raise MissingDataError(f"the weights in {folder} do not fit its config: {wrong}")
     head.load_state_dict(tensors, strict=False)
     return head

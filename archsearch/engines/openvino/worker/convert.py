@@ -122,12 +122,10 @@ def converted(folder: Path, cache: Path, weights: str, dummy: bool) -> Path:
                 raise
     except (UserError, Failed, MemoryError):
         raise
-    except OSError as error:
-        raise Failed(f"cannot convert {folder} for OpenVINO: {last_line(error)}") from error
     except Exception as error:
-        raise Failed(
-            f"cannot convert {folder} for OpenVINO: {type(error).__name__}: {last_line(error)}"
-        ) from error
+        kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+        words = f"cannot convert {folder} for OpenVINO: {kind}{last_line(error)}"
+        raise Failed(words) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return target
@@ -211,22 +209,17 @@ def _convert_eagle3(folder: Path, files: Sequence[Path], ir: Path, weights: str)
     from transformers import LlamaConfig
 
     kept = read_config(folder)
-    config = LlamaConfig(
-        **{
-            name: value
-            for name, value in kept.items()
-            if name not in ("archsearch", "auto_map", "model_type")
-        }
-    )
+    no_shape = ("archsearch", "auto_map", "model_type")
+    config = LlamaConfig(**{name: kept[name] for name in kept if name not in no_shape})
     # The exporter identifies a library by the module of a class, and knows none of its own.
     named_class = type(
         "LlamaEagle3ForCausalLM", (LlamaEagle3ForCausalLM,), {"__module__": LlamaConfig.__module__}
     )
     model = named_class(config).float().eval()
-    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
     named = {
         f"model.{name.replace('layers.0.', 'midlayer.')}": tensor
-        for name, tensor in tensors.items()
+        for file in files
+        for name, tensor in load_file(file).items()
     }
     sizes = ("draft_vocab_size", "vocab_size", "hidden_size")
     rows, vocabulary, width = (int(kept[name]) for name in sizes)

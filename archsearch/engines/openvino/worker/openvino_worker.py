@@ -173,12 +173,8 @@ class Worker:
             self.target_ir = folders[0]
             # The first steps are slow, and the draft's counters only begin to note empty steps
             # after a first one.
-            self.single(
-                {"id": "", "token_ids": [0, 0]},
-                self.config(self.gamma + 3, 0.0, 0, []),
-                self.gamma + 3,
-                True,
-            )
+            few = self.gamma + 3
+            self.single({"id": "", "token_ids": [0, 0]}, self.config(few, 0.0, 0, []), few, True)
         return known
 
     def config(

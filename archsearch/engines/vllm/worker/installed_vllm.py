@@ -3,6 +3,7 @@ line each, of the kind that the parent prints."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 
@@ -20,19 +21,10 @@ def one_line(error: BaseException) -> str:
 
 def is_memory(error: BaseException) -> bool:
     """Whether it says that memory ran out."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
     text = str(error).lower()
-    words = (
-        "out of memory",
-        "not enough memory",
-        "cannot allocate memory",
-        "can't allocate memory",
-        "no available memory",
-    )
-    if (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or any(word in text for word in words)
-    ):
+    if re.search(r"(out of|not enough|can(no|')t allocate|no available) memory", text):
         return True
     return "kv cache" in text and ("larger than" in text or "memory" in text)
 
@@ -57,12 +49,8 @@ def telling(
                 raise MemoryError(text) from error
             if starting and isinstance(error, ValueError | OSError):
                 raise UserError(f"vLLM refuses: {text}") from error
-            if type(error).__module__.split(".")[0] in (
-                "vllm",
-                "pydantic_core",
-                "pydantic",
-                "torch",
-            ):
+            theirs = ("vllm", "pydantic_core", "pydantic", "torch")
+            if type(error).__module__.split(".")[0] in theirs:
                 raise Failed(f"{type(error).__name__}: {text}") from error
             raise
 

@@ -70,12 +70,8 @@ def cache_gib(
     """GiB for the keys and values of `requests` texts of `length` tokens in all models, and a
     tenth, at least 1."""
     tokens = requests * math.ceil(length / _BLOCK) * _BLOCK
-    return max(
-        1,
-        math.ceil(
-            1.1 * tokens * cache_bytes_per_token(configs, 4 if dtype == "float32" else 2) / 2**30
-        ),
-    )
+    each = cache_bytes_per_token(configs, 4 if dtype == "float32" else 2)
+    return max(1, math.ceil(1.1 * tokens * each / 2**30))
 
 
 _OWN_HEADS = ("eagle3", "peagle")

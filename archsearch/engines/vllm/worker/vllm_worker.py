@@ -73,13 +73,13 @@ class Worker:
         drafts = bool(ask.get("draft") or ask.get("lookup"))
         self.gamma = int(ask["gamma"]) if drafts else 0
         configs = [read_config(source) for source in (ask["target"], ask.get("draft")) if source]
+        at_once = int(ask["concurrency"])
         # A round that begins inside max_len ends inside this.
         length = int(ask["max_len"]) + self.gamma + 2
         if on_cpu:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-            os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(
-                cache_gib(configs, ask["dtype"], int(ask["concurrency"]), length)
-            )
+            space = cache_gib(configs, ask["dtype"], at_once, length)
+            os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(space)
             check_loads("torchvision", "torchaudio")
         from vllm import LLM
         from vllm.platforms import current_platform
@@ -99,8 +99,9 @@ class Worker:
         self.room = longest - (self.gamma + 2 if drafts else 0)
         limits: dict[str, object] = {}
         # vLLM's smallest default must hold one round of every request.
-        if int(ask["concurrency"]) * (self.gamma + 2) > 2048:
-            limits["max_num_batched_tokens"] = max(8192, int(ask["concurrency"]) * (self.gamma + 2))
+        round_tokens = at_once * (self.gamma + 2)
+        if round_tokens > 2048:
+            limits["max_num_batched_tokens"] = max(8192, round_tokens)
         if ask.get("memory_share"):
             limits["gpu_memory_utilization"] = float(ask["memory_share"])
         if ask.get("quantization") and "quantization_config" not in configs[0]:
@@ -110,7 +111,7 @@ class Worker:
             skip_tokenizer_init=True,
             dtype=ask["dtype"],
             max_model_len=longest,
-            max_num_seqs=int(ask["concurrency"]),
+            max_num_seqs=at_once,
             enforce_eager=ask["mode"] == "eager",
             tensor_parallel_size=int(ask["tensor_parallel"]),
             load_format="dummy" if ask.get("dummy_weights") else "auto",
@@ -143,9 +144,7 @@ class Worker:
         return {"version": version}
 
     def _counters(self) -> Counters:
-        metrics = {
-            metric.name: metric for metric in self.llm.get_metrics() if metric.name in _COUNTERS
-        }
+        metrics = {metric.name: metric for metric in self.llm.get_metrics()}
         absent = [name for name in _COUNTERS if name not in metrics]
         if absent:
             raise Failed(
@@ -204,11 +203,8 @@ class Worker:
                 detokenize=False,
                 output_kind=RequestOutputKind.DELTA,
             )
-            names[
-                self.llm.llm_engine.add_request(
-                    key, {"prompt_token_ids": list(prompt["token_ids"])}, params
-                )
-            ] = key
+            given = {"prompt_token_ids": list(prompt["token_ids"])}
+            names[self.llm.llm_engine.add_request(key, given, params)] = key
         steps = self._run(requests, names)
         counted = self._counters().minus(before) if self.gamma else Counters()
         if wrong := disagreement(list(requests.values()), counted):
@@ -330,10 +326,8 @@ def speculative_config(ask: Message) -> dict[str, Any]:
         "num_speculative_tokens": int(ask["gamma"]),
     }
     if ask.get("lookup"):
-        config |= {
-            "prompt_lookup_min": int(ask["lookup"][0]),
-            "prompt_lookup_max": int(ask["lookup"][1]),
-        }
+        low, high = map(int, ask["lookup"])
+        config |= {"prompt_lookup_min": low, "prompt_lookup_max": high}
     else:
         # vLLM wants as many ranks as the target's
         config |= {"model": ask["draft"], "draft_tensor_parallel_size": int(ask["tensor_parallel"])}
