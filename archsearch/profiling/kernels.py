@@ -193,11 +193,14 @@ def _attention_calls(op: Attention, pool: WeightPool, working_set_bytes: int) ->
     return [call(kv) for kv in caches]
 
 
+def _width(elements: int, limit: int) -> int:
+    """A row length for `elements` of a kernel that does not mind rows much: the largest divisor up
+    to `limit`."""
+    return next(width for width in range(min(elements, limit), 0, -1) if elements % width == 0)
+
+
 def _fused_elementwise(op: Elementwise, pool: WeightPool, fused: Fused) -> Run:
-    width = op.width
-    if not width:  # the kernel does not mind rows much: the longest that divide
-        longest = min(op.elements, 160_000 if op.name == "sample" else 8192)
-        width = next(each for each in range(longest, 0, -1) if op.elements % each == 0)
+    width = op.width or _width(op.elements, 160_000 if op.name == "sample" else 8192)
     x = torch.randn(op.elements // width, width, device=pool.flat.device).to(pool.flat.dtype)
     if op.name == "norm":
         weight = torch.ones(width, device=x.device, dtype=x.dtype)

@@ -242,6 +242,11 @@ class Bench:
         return best
 
 
+def row_key(point: Point, dtype: str, mode: str) -> tuple[object, ...]:
+    """`Measurement.key` of the row that `point` becomes."""
+    return (point.kind, freeze_shape(point.shape()), dtype, mode, point.cache)
+
+
 def attempt(bench: Bench, point: Point, dtype: str, model_cache: Models) -> Measurement | None:
     """The measurement; None where the device's memory was too small: then the point is listed in
     `bench.skipped` and everything it took is given back."""
@@ -290,8 +295,4 @@ def unmeasured(bench: Bench, points: Iterable[Point], dtype: str) -> list[Point]
         for key, row in bench.profile.rows.items()
         if not row.grossly_noisy and not row.throttled
     }
-    return [
-        point
-        for point in points
-        if (point.kind, freeze_shape(point.shape()), dtype, bench.mode, point.cache) not in known
-    ]
+    return [point for point in points if row_key(point, dtype, bench.mode) not in known]
