@@ -171,10 +171,9 @@ class StepRows:
             raise RunFailed(
                 f"{engine.name} does not tell what its steps take, so they cannot be profiled"
             )
-        after = asked.slowdown()
         known = compared(steps, f"{self.engine} {asked.dtype}", asked.references)
-        slower = known or (lambda tokens: 0.5 * (before + after))
-        self.add(steps, batch, gamma, case.draft, slower)
+        both = 1.0 if known else 0.5 * (before + asked.slowdown())
+        self.add(steps, batch, gamma, case.draft, known or (lambda tokens: both))
 
     def add(
         self,

@@ -163,7 +163,7 @@ def traffic_text(result: Traffic) -> str:
             f" parallel {result.workload.tensor_parallel}.",
             *(f"Load {part.words(shared=not result.alternatives)}." for part in result.load),
             *["Each load is by itself on the device."]
-            * (len(result.load) > 1 > bool(result.alternatives)),
+            * (len(result.load) > 1 and not result.alternatives),
             *([f"Note: {result.trace_note}."] if result.trace_note else []),
         ]
     )
