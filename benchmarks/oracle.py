@@ -11,7 +11,7 @@ its shape, so that search and oracle have the same alpha. A visit is one short a
 steps of the target alone, which say how fast the machine was. It shows the cost of a round in
 plain steps; the speed-up is tau over that cost. `measure` predicts before it measures, keeps each
 visit as a line of rows-*.jsonl and goes on where it was stopped. When every point was seen, the
-rest of the time goes to the finalists: the best measured, the search's five and what simpler rules
+rest of the time goes to the finalists: the best measured, the search's fives and what simpler rules
 pick, again and in turn, so that the best is not the luckiest. `judge` writes figures.json,
 figures.txt and the picture. `register` drew the shapes.
 """
@@ -76,19 +76,21 @@ Point = tuple[str, int]
 # registered
 
 
-def register(space: dict[str, Any], count: int) -> dict[str, list[str]]:
+def register(space: dict[str, Any], count: int, seed: int = 0) -> dict[str, list[str]]:
     """Labels of `count` shapes for each target, far apart in depth, width and FFN, their head rows
-    as they were drawn; and one of the target's own width with two layers."""
+    as they were drawn; the smallest of those drawn; and one of the target's own width with two
+    layers."""
     found = {}
     for name in ("smollm2-135m", MADE_UP):
         target = architecture(name)
         whole = SearchSpace.from_dict(space, "oracle")
         most = whole.limits(target).max_parameters or math.inf
-        drawn = [s for s in whole.sample(target, 4000) if parameters(s) <= most]
+        drawn = [s for s in whole.sample(target, 4000, seed) if parameters(s) <= most]
         heads = {shape.replace(draft_vocab_size=None): shape for shape in drawn}
         own = target.replace(num_hidden_layers=2, tie_word_embeddings=False)
         shapes = [heads[each] for each in spread_drafts(drawn, count)]
-        found[name] = [each.label() for each in (*shapes, own)]
+        smallest = min(drawn, key=parameters)
+        found[name] = [each.label() for each in dict.fromkeys((*shapes, smallest, own))]
     return found
 
 
@@ -336,8 +338,8 @@ def agenda(setup: Setup, sweeps: int) -> Iterator[tuple[Point, int]]:
 
 
 def finalists(setup: Setup) -> list[Point]:
-    """The ten best by the sweeps; and at each level the best, the search's five, and what each rule
-    picks."""
+    """The ten best by the sweeps; and at each level the best, the search's fives, and what each
+    rule picks."""
     found: list[Point] = []
     for level in LEVELS:
         table = believed(setup, level)
@@ -407,9 +409,11 @@ def picks(table: pd.DataFrame, measured: dict[Point, float]) -> dict[str, list[P
     smallest = str(table["shape"][table.parameters.idxmin()])
     three = table[table.gamma == 3]
     search = ranked(table, speedups(table, table.cost))
+    predicted = beliefs(table)
     return {
         "search, top 1": search[:1],
         "search, top 5": search[:5],
+        "five best points": sorted(predicted, key=lambda point: -predicted[point])[:5],
         "kernels only": ranked(table, speedups(table, table.kernel_cost))[:1],
         "bytes only": ranked(table, speedups(table, table.bytes_cost))[:1],
         "gamma 3 always": ranked(three, speedups(three, three.cost))[:1],
@@ -610,7 +614,8 @@ def main() -> None:
     file = asked.folder / "registered.yaml"
     if asked.what == "register":
         said = yaml.safe_load(file.read_text(encoding="utf-8"))
-        print(yaml.safe_dump({"shapes": register(said["space"], said["count"])}, width=100))
+        shapes = register(said["space"], said["count"], said.get("seed", 0))
+        print(yaml.safe_dump({"shapes": shapes}, width=100))
         return
     if asked.what == "measure":
         measure(Setup(asked.engine, asked.target, asked.folder), asked)
