@@ -126,8 +126,8 @@ def train(
     o.rank_opt,
     o.opt(
         "--gamma gammas",
-        "Gamma to run (default: the score's; under load the best at each concurrency); repeat for"
-        " more.",
+        "Gamma to run (default: the score's and up to two predicted within 3 % of it; under load"
+        " the best at each concurrency); repeat for more.",
         o.GAMMA,
         multiple=True,
     ),
@@ -257,7 +257,7 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
         emit(record, load_text(record, run, rank), as_json)
     else:
         asked = {"gammas": gammas, "prompt_count": count, "prompts": prompts, "choice": choice}
-        result = confirm_rank(session, rank, **asked)
+        result = confirm_rank(session, rank, close=True, **asked)
         emit(result, confirm_text(result, run, rank) + engines_text(run), as_json)
 
 

@@ -85,6 +85,7 @@ SLOWER_FILE: Final = "slower-{engine}.json"
 RIVAL_GAMMAS: Final = (1, 3, 5)
 STOPPING: Final = "stopping"  # of the draft that stops where unsure
 USUAL_COUNT: Final = 24  # prompts
+CLOSE, MOST_CLOSE = 0.03, 2  # how far below the best a gamma may be predicted, how many
 
 
 def _check_rank(bench: Bench, score: Score) -> None:
@@ -181,14 +182,15 @@ def confirm_rank(
     rank: int,
     *,
     gammas: Sequence[int] = (),
+    close: bool = False,
     prompt_count: int | None = None,
     prompts: Path | None = None,
     trainer: DraftTrainer | None = None,
     choice: EngineChoice | None = None,
 ) -> Confirmed:
     """Run target alone and target + draft in the engine, interleaved, on held-out prompts; write
-    confirmed.json. Where no `gammas` are asked for, a draft that gains by stopping where it is
-    unsure, by replay, runs so beside its gamma.
+    confirmed.json. Where no `gammas` are asked for, those predicted `close` to the score's run too,
+    and a draft that gains by stopping where it is unsure, by replay, runs so beside them.
 
     Raises MissingDataError for a rank without weights.
     """
@@ -207,7 +209,7 @@ def confirm_rank(
     count = prompt_count or session.request.confirm_prompts
     asked = confirming_prompts(bench.trainer, prompts, count)
     sampling = answers_of(session)
-    wanted = gammas or [case.score.gamma]
+    wanted = gammas or [case.score.gamma, *(_close_gammas(case, trained) if close else ())]
     trained.check_gammas(wanted)
     started = time.monotonic()
     with kept_partial(case.file(PARTIAL_FILE, what="confirmed"), "prompts"):
@@ -263,6 +265,20 @@ def confirm_rank(
     write_engines(session)
     write_report(session.run)
     return result
+
+
+def _close_gammas(case: _Case, trained: TrainedDraft) -> list[int]:
+    """Other gammas of a draft that are predicted almost as fast as its own: they need no training,
+    and an oracle's misses were of one gamma (docs/results.md)."""
+    scorer, own = case.scorer, case.score.gamma
+    gains = {
+        gamma: scorer.measured(case.shape, trained.alpha, trained.tau, gammas=[gamma]).speedup.value
+        for gamma in scorer.gammas
+        if gamma in trained.tau
+    }
+    least = (1.0 - CLOSE) * gains.get(own, math.inf)
+    near = [each for each, gain in gains.items() if each != own and gain > least]
+    return sorted(near, key=lambda each: -gains[each])[:MOST_CLOSE]
 
 
 def trained_of(session: SearchSession, rank: int, advice: str) -> TrainedDraft:

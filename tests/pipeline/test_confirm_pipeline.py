@@ -476,6 +476,22 @@ def test_confirm_by_prompt_in_an_engine_of_its_own(
     assert data["best_of"]["gammas"] == [2, 3] or data["best_of"]["gammas"] == (2, 3)
 
 
+def test_gammas_that_are_predicted_almost_as_fast_run_beside_the_score_s_own(
+    session: SearchSession, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ran(close: bool) -> dict[int, float]:
+        data = confirmed_data(session, 2, close=close, prompt_count=4, choice=HERE)
+        return {row["gamma"]: row["predicted_speedup"] for row in (data, *data["other_gammas"])}
+
+    own = session.run.score(2).gamma
+    assert set(ran(False)) == {own}
+    monkeypatch.setattr(confirm, "CLOSE", 0.5)
+    found = ran(True)
+    assert own in found and len(found) == 3
+    monkeypatch.setattr(confirm, "CLOSE", 0.0)
+    assert all(gain >= found[own] for gain in ran(True).values())
+
+
 def test_a_profile_of_another_machine_is_said_where_it_is_confirmed_here(
     session: SearchSession, made: Made, capsys: pytest.CaptureFixture[str]
 ) -> None:
