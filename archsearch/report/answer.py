@@ -238,7 +238,6 @@ def serve_command(
 
 
 def _folded(text: str) -> list[str]:
-    """Lines that fit a command's; an option and its value stay together."""
     text = re.sub(r"(--[\w-]+) (?!-)", "\\1\N{NO-BREAK SPACE}", text)
     lines = textwrap.wrap(text, WIDTH - 8, break_long_words=False, break_on_hyphens=False)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]

@@ -105,7 +105,6 @@ def section_ranks(found: Sequence[Shown]) -> Section:
 
 
 def _round_cell(score: Score) -> Cell:
-    """A round's time, and below it what decides it."""
     if score.round_s is None:
         return Cell("-")
     cell = value_cell(score.round_s, 1, 1e3)
@@ -115,8 +114,6 @@ def _round_cell(score: Score) -> Cell:
 
 
 def _measured_cell(item: Shown) -> Cell:
-    """The median over prompts with, below it, the pooled speed-up, and whether they decide
-    anything."""
     gain = item.measured_speedup
     pooled = item.confirmed.speedup_pooled if item.confirmed is not None else None
     if gain is None or pooled is None:

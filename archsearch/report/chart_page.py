@@ -102,7 +102,6 @@ def _trace(series: Series) -> dict[str, object]:
 
 
 def _band(series: Series) -> list[dict[str, object]]:
-    """Two lines that are not seen, and the colour between them."""
     line = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
     base = {"x": _numbers(series.x), **line, "showlegend": False, "legendgroup": _text(series.name)}
     red, green, blue = parts(series.colour if series.colour.startswith("#") else "#888888")

@@ -138,7 +138,6 @@ class Comparison:
 
 
 def _percent(lead: float) -> str:
-    """`12 % ahead`"""
     return f"{100 * abs(math.expm1(lead)):.1f} % {'ahead' if lead >= 0 else 'behind'}"
 
 
@@ -194,8 +193,6 @@ def _winner(run: str, winner: Winner) -> list[str]:
 
 
 def _pair(pair: Pair, place: int) -> Section:
-    """One run's winner beside another's: under the first's conditions, with one of the second's in
-    place, under the second's."""
     if pair.here is None:
         return Section(words=[pair.words()])
     rows = [_lead(*each) for each in _places(pair)]
@@ -218,7 +215,6 @@ def _lead(what: str, lead: Lead | None, why: str) -> list[str]:
 
 
 def _chart(pair: Pair, place: int) -> Chart:
-    """By condition how far the second run's winner leads, a bar a term."""
     places = [(name, lead) for name, lead, _ in _places(pair) if lead is not None]
     series = []
     for number, key in enumerate(SHOWN):

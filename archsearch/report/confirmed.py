@@ -119,7 +119,6 @@ def stopping_words(confirmed: Confirmed) -> str:
 
 
 def _terms_note(confirmed: Confirmed) -> str:
-    """What the columns of the term table are, true of what this engine reported."""
     times = {"draft": "draft_s", "verify": "verify_s", "overhead": "rest_s"}
     own = [name for name, field in times.items() if getattr(confirmed, field) is not None]
     missing = [name for name in times if name not in own]
@@ -291,7 +290,6 @@ def _identity_part(confirmed: Confirmed) -> Section:
 
 
 def _rounding_steps(row: Difference, dtype: str) -> str:
-    """The gap of two logits in steps between neighbouring numbers of the dtype."""
     bits = MANTISSA_BITS.get(dtype)
     if row.logit_gap is None or not bits or not row.alone_logit:
         return ""

@@ -88,7 +88,6 @@ def way_words(way: Way) -> str:
 
 
 def _kinds(ways: Sequence[Way]) -> set[tuple[str, str]]:
-    """Engines, each in a precision."""
     return {(way.engine, way.dtype) for way in ways}
 
 

@@ -113,8 +113,6 @@ def engine_of(run: Run, family: str) -> str:
 
 
 def _measured_words(item: EngineComparison, family: str) -> str:
-    """What an engine measured of a head and of the draft beside it; "" where one of them did not
-    run."""
     found = {row.family: row for row in item.rivals}
     if family not in found or INDEPENDENT not in found:
         return ""
@@ -226,7 +224,6 @@ def order_words(item: EngineComparison) -> str:
 
 
 def _charts(item: EngineComparison, engine: str) -> list[Chart]:
-    """A pair of bars a drafter: predicted and measured; [] where nothing was predicted."""
     found = [(row, row.predicted) for row in item.rivals]
     pairs = [(row, predicted) for row, predicted in found if predicted is not None]
     if not pairs:

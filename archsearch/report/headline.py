@@ -109,7 +109,6 @@ def where_words(run: Run) -> str:
 
 
 def _unconfirmed_words(lead: Shown) -> str:
-    """What of a lead that was not confirmed is prediction alone."""
     if lead.stage == "retrained":
         return ": this draft was trained further after its confirmation. Confirm it again"
     if lead.has_weights and any(not load.synthetic for load in lead.loads):
@@ -320,7 +319,6 @@ def _served_lines(run: Run, lead: Shown) -> list[str]:
 
 
 def _next_of_existing(run: Run, lead: Shown) -> Steps:
-    """What can be done with a drafter that can be downloaded: nothing of it need be trained."""
     if lead.score.drafter is not None:
         return _schedule_step(run, lead)
     asked = run.arguments

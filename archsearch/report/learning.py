@@ -201,8 +201,6 @@ def _rung(record: RungRow) -> str:
 def _prior(
     item: Shown, records: Sequence[RungRow], trials: Sequence[Mapping[str, Any]]
 ) -> Estimate | None:
-    """The speed-up predicted before anything was trained: from the climb's own record, or the
-    search's trial."""
     for record in records:
         if record.label == item.score.label() and record.rung == 0:
             return record.score

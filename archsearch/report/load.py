@@ -119,7 +119,6 @@ def _speedup_table(load: LoadRecord) -> Table:
 
 
 def _terms_part(load: LoadRecord) -> Section:
-    """What each term brings; nothing where no row has its terms."""
     rows: Rows = []
     for row in load.rows:
         if row.error_by_term is None or row.relative_error is None:
@@ -218,7 +217,6 @@ def _load_chart(rank: int, load: LoadRecord) -> Chart:
 
 
 def _with_interval(row: LoadRow) -> Estimate:
-    """What was measured, with the ends of its interval."""
     gain, (low, high) = row.speedup, row.interval
     return replace(gain, low=min(low, gain.value), high=max(high, gain.value))
 

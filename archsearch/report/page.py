@@ -159,7 +159,6 @@ def anchors(sections: Sequence[Section]) -> list[str]:
 
 
 def _section_missing(run: Run, reading: Reading) -> Section:
-    """What a finished run of this version would show and this one does not, and what brings it."""
     shown = reading.candidates
     curveless = bool(shown) and reading.curves is None
     drafts = any(item.score.drafter is None for item in shown)
@@ -180,7 +179,6 @@ def _section_missing(run: Run, reading: Reading) -> Section:
 
 
 def _opening(run: Run, head: Headline, options: Sequence[Shown], curves: Curves | None) -> Opening:
-    """The number, what one can have and how to serve it; folded, how sure that is and why."""
     trials = len(run.trial_rows("COMPLETE"))
     searched = f"{trials} scored trials" if trials else "no trials written yet"
     device = run.device or "device unknown"
@@ -259,7 +257,6 @@ def _section_provenance(run: Run, scored: int) -> Section:
 
 
 def _known_error(profile: Mapping[str, object]) -> str:
-    """The profile's checked error, where its folder is at hand."""
     folder = Path(str(profile.get("folder")))
     if not (folder / "profile.json").is_file() or "tables" in profile:  # which were not checked
         return ""

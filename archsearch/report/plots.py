@@ -95,7 +95,6 @@ def _groups(trials: Sequence[PlottedTrial], by: str) -> list[tuple[str, list[Plo
 def _cloud(
     name: str, hue: str, points: Sequence[tuple[PlottedTrial, float, float]]
 ) -> list[Series]:
-    """One colour's points: those within all limits filled, the others as faint crosses."""
     series: list[Series] = []
     for feasible, symbol in ((True, "circle"), (False, "cross")):
         chosen = [point for point in points if point[0].feasible == feasible]

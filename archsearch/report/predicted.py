@@ -80,7 +80,6 @@ def _edge_words(name: Swept, curve: Curve) -> str:
 
 
 def _place(name: Swept, x: float, whole: Callable[[float], float] | None = None) -> str:
-    """A place on an axis; `whole`: which whole number, where it is counted in such."""
     x = whole(x) if whole is not None and name in _COUNTED else x
     return {
         "batch": f"a batch of {x:.0f}",

@@ -194,7 +194,6 @@ class Child:
                     raise
 
     def _last_words(self) -> str:
-        """The last line of its stderr that reads like an error, or just the last."""
         telling = [line for line in self.log if "Error" in line or "error" in line]
         chosen = telling or self.log
         return f": {chosen[-1].strip()[:300]}" if chosen else ""

@@ -108,8 +108,6 @@ def run_logged(
 
 
 def _useful(lines: deque[str]) -> str:
-    """The line that says why: the last error, else the last line that is neither a hint nor a
-    warning."""
     errors = [line for line in lines if re.match(r"(ERROR|error|Error|OSError|.*Error):", line)]
     plain = [
         line for line in lines if not line.startswith(("[notice]", "WARNING", "hint:", "note:"))

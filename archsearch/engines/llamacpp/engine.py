@@ -150,7 +150,6 @@ def gguf_of(
 
 
 def _kept(config: Path, weights: Path, dtype: str, how: str) -> Path:
-    """Where the cache keeps the file of these contents, written that way."""
     digest = hashlib.blake2b(f"{WRITER} {how} ".encode(), digest_size=16)
     for file in (config, weights):
         with file.open("rb") as stream:

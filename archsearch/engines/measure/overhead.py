@@ -94,7 +94,6 @@ class _Trial:
             }
 
     def measure(self, case: Case, times: _Timings) -> None:
-        """Time the passes and one generation of `case` and add them to `times`."""
         gamma, layers = case
         with torch.inference_mode():
             times.target += self.timer.time(

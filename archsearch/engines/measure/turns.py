@@ -179,7 +179,6 @@ class _Engines:
         self.name = self.version = ""
 
     def ready(self, variant: Variant) -> Engine:
-        """The engine of a variant, started and warm."""
         plan = self.plan
         if variant.name not in self.alive:
             if plan.apart:

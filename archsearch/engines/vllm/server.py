@@ -418,7 +418,6 @@ class VllmServerEngine:
         return lengths[0] == 1 and max(lengths) <= self._gamma + 1
 
     def _settled(self, server: OpenAIServer, before: Counters, written: int) -> Counters:
-        """What the server counted for `written` tokens, once its metrics have caught up."""
         deadline = time.monotonic() + SETTLE_S
         while True:
             counted = self._counters(server).since(before)

@@ -195,7 +195,6 @@ def acceptance_text(result: DraftAcceptance) -> str:
 
 
 def _best_lines(gains: Gains | None, prices: Prices | None, who: str, how: str) -> list[str]:
-    """The best gamma; nothing where no device was named."""
     if gains is None or prices is None:
         return []
     best = gains.best_gamma

@@ -222,14 +222,12 @@ def estimate_text(result: Estimated, *, explain: bool) -> str:
 
 
 def _gammas(score: Score) -> str:
-    """Its gamma; of a mix those of its parts where they differ."""
     parts = score.mix.parts if score.mix is not None else ()
     each = dict.fromkeys(part.gamma for part in parts)
     return "/".join(map(str, each)) if len(each) > 1 else str(score.gamma)
 
 
 def _waiting(result: Estimated) -> list[str]:
-    """Which kinds of requests of a mix wait for memory, or for what a server runs at most."""
     best = result.drafts[0].score.mix
     if best is None or result.mix is None:
         return []

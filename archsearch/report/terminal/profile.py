@@ -185,7 +185,6 @@ def _left_out(errors: Array, percent: int) -> str:
 
 
 def _learnt_words(model: LatencyModel | NoModel) -> Iterator[str]:
-    """How right the model of one dtype is, and what engines add."""
     if isinstance(model, NoModel):
         yield f"no model yet: {model.missing}"
         return
@@ -206,7 +205,6 @@ def _learnt_words(model: LatencyModel | NoModel) -> Iterator[str]:
 
 
 def _cpu_lines(pace: CpuPace, noisy_share: float) -> list[str]:
-    """How quiet the machine was, of a CPU's profile."""
     words = (
         "Machine: {0.slowdown_median:.2f} times the quiet reference (5-95 %: {0.slowdown_p5:.2f} to"
         " {0.slowdown_p95:.2f}); divided out of every repeat."
@@ -221,7 +219,6 @@ def _cpu_lines(pace: CpuPace, noisy_share: float) -> list[str]:
 
 
 def _gpu_lines(measured: GpuSweeps) -> list[str]:
-    """What each sweep of a GPU measured, and whether its clock dropped."""
     lines = []
     for name, sweep in measured.sweeps.items():
         std = sweep.relative_std or 0.0

@@ -202,7 +202,6 @@ def engines_text(run: Path) -> str:
 
 
 def _next(found: Confirmed, run: Path, rank: int) -> str:
-    """What to do after a confirmation: it pays only where its whole interval lies above 1."""
     named = f"{shell_path(run)} --rank {rank}"
     if found.undecided:
         again = f"archsearch confirm {named} --gamma {found.gamma} --engine {found.engine}"
