@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
-from archsearch.report.charts import INK, Chart, Series, parts
+from archsearch.report.charts import Chart, Series, parts
 
 PLOTLY_FILE: Final = "plotly-basic.min.js"
 INK_TOKEN: Final = "@ink"  # page.js puts the page's text colour in its place
@@ -77,7 +77,7 @@ def _x_axis(chart: Chart) -> dict[str, object]:
 
 
 def _trace(series: Series) -> dict[str, object]:
-    name, colour = _text(series.name), _colour(series)
+    name, colour = _text(series.name), series.drawn_in(INK_TOKEN)
     trace: dict[str, object] = {"name": name, "x": _numbers(series.x), "y": _numbers(series.y)}
     trace |= {"showlegend": series.named, "legendgroup": name}
     if series.notes:
@@ -109,10 +109,6 @@ def _band(series: Series) -> list[dict[str, object]]:
     return [{**base, "y": _numbers(series.low)}, {**base, "y": _numbers(series.high), **fill}]
 
 
-def _colour(series: Series) -> str:
-    return INK_TOKEN if series.colour == INK else series.colour
-
-
 def _text(words: str) -> str:
     """Plotly reads tags in its texts; a name out of a file must show as it is written."""
     return html.escape(words, quote=False)
@@ -131,12 +127,8 @@ def _numbers(values: Sequence[float | str]) -> list[object]:
 
 
 def tick_names(chart: Chart) -> list[str]:
-    """The words at the ticks of a chart."""
-    return [*chart.tick_names] or [tick_words(tick) for tick in chart.ticks]
-
-
-def tick_words(value: float) -> str:
-    """4096 as `4k`, 0.5 as `0.5`."""
-    if value >= 1024 and value % 1024 == 0:
-        return f"{value / 1024:g}k"
-    return f"{value:g}"
+    """The words at the ticks of a chart: 4096 as `4k`, 0.5 as `0.5`."""
+    return [*chart.tick_names] or [
+        f"{tick / 1024:g}k" if tick >= 1024 and tick % 1024 == 0 else f"{tick:g}"
+        for tick in chart.ticks
+    ]

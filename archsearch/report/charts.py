@@ -54,6 +54,10 @@ class Series:
     named: bool = True
     notes: tuple[str, ...] = ()
 
+    def drawn_in(self, ink: str) -> str:
+        """Its colour; `ink` is that of text."""
+        return ink if self.colour == INK else self.colour
+
     @property
     def reach(self) -> tuple[list[float], list[float]]:
         """How far each point's error bar reaches down and up."""

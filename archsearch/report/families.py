@@ -57,10 +57,7 @@ def with_heads(
         return replace(head, lines=lines)
     path, family = shell_path(run.path), f"--family {best.family}"
     steps = [
-        (
-            f"Write the {title_of(best.family)} as a folder that engines load",
-            f"archsearch export {path} {family} --output head-{best.family}",
-        ),
+        _written(run, best.family),
         (
             "Train it further; more of its tokens may be right",
             f"archsearch train {path} {family} --budget 30m",
@@ -84,7 +81,7 @@ def led_by_rival(head: Headline, run: Run, compared: Sequence[EngineComparison])
         return head
     if lead.measured and lead.gain.value >= best.speedup.value:
         return head
-    path, title, (low, high) = shell_path(run.path), title_of(best.family), best.interval
+    title, (low, high) = title_of(best.family), best.interval
     lines = [
         f"Measured in {engine_title(best.engine)} {best.engine_version} on {best.prompts} prompts,"
         f" interleaved: {best.baseline_tokens_per_s:.1f} tokens/s alone, {best.tokens_per_s:.1f}"
@@ -92,18 +89,22 @@ def led_by_rival(head: Headline, run: Run, compared: Sequence[EngineComparison])
         *([f"{title}: {best.note}."] if best.note else []),
         f"Without it, rank {lead.rank}: {head.title}",
     ]
-    made = f"archsearch export {path} %s{exported_for(best)}"
-    steps = []
+    steps, made_for = [], exported_for(best)
     if best.family in HEAD_FAMILIES:
-        words = f"Write the {title} as a folder that engines load"
-        steps = [(words, made % f"--family {best.family} --output head-{best.family}")]
+        steps = [_written(run, best.family, made_for)]
     elif best.rank is not None and ENGINES[best.engine].gguf:
         words = "Write its draft as a folder that the engine loads, with the options above"
-        steps = [(words, made % f"--rank {best.rank} --output {best.family}")]
+        what = f"--rank {best.rank} --output {best.family}{made_for}"
+        steps = [(words, f"archsearch export {shell_path(run.path)} {what}")]
     first = f"Speculation pays {where_words(run)}: {speedup_words(best)}, with {title} at gamma"
     answer = f"{first} {best.gamma}."
     steps = list(dict.fromkeys([*steps, *head.next]))
     return replace(head, title=answer, lines=[*lines, *head.lines], next=steps)
+
+
+def _written(run: Run, family: str, made_for: str = "") -> tuple[str, str]:
+    command = f"archsearch export {shell_path(run.path)} --family {family} --output head-{family}"
+    return f"Write the {title_of(family)} as a folder that engines load", f"{command}{made_for}"
 
 
 def engine_of(run: Run, family: str) -> str:

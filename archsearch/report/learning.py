@@ -40,7 +40,8 @@ def trained(reading: Reading) -> list[TrainingRecord]:
 
 def learning_lines(reading: Reading) -> list[str]:
     """One sentence a trained draft, for the terminal."""
-    records, more = trained(reading), len(trained(reading)) - DRAFTS_TOLD
+    records = trained(reading)
+    more = len(records) - DRAFTS_TOLD
     lines = [f"{each.architecture.label()}: {curve_words(each)}" for each in records[:DRAFTS_TOLD]]
     return [*lines, *([f"{more} more in report.html"] if more > 0 else [])]
 
@@ -110,8 +111,12 @@ def section_learning(reading: Reading) -> Section:
 def _look_cell(look: TrainingLook | None) -> Cell:
     if look is None:
         return Cell("-")
+    return Cell(f"{look.alpha:.3f}", _seen_words(look))
+
+
+def _seen_words(look: TrainingLook) -> str:
     epochs = f", {epochs_words(look.epochs)}" if look.epochs else ""
-    return Cell(f"{look.alpha:.3f}", f"{count_words(look.tokens)} tokens{epochs}")
+    return f"{count_words(look.tokens)} tokens{epochs}"
 
 
 def plot_learning(records: Sequence[TrainingRecord]) -> Chart | None:
@@ -130,9 +135,7 @@ def plot_learning(records: Sequence[TrainingRecord]) -> Chart | None:
         hue, label = colour(number), record.architecture.label()
         looks = [look for look in record.looks if at(look) > 0]
         notes = tuple(
-            f"{label}<br>alpha {look.alpha:.3f} after {count_words(look.tokens)} tokens"
-            + (f", {epochs_words(look.epochs)}" if look.epochs else "")
-            for look in looks
+            f"{label}<br>alpha {look.alpha:.3f} after {_seen_words(look)}" for look in looks
         )
         seen = [(at(look), look.alpha) for look in looks]
         alphas.append(line(label, seen, colour=hue, size=4.0, notes=notes))

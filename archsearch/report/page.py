@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -123,7 +124,11 @@ def html_page(title: str, sections: Sequence[Section], opening: Opening | None =
     from markupsafe import Markup
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters.update(whole=_whole, options=_options)
+    environment.filters |= {
+        # where a column must be narrow, a value and its std take two lines
+        "whole": partial(_unbroken, r"([^ ]+(?: (?!±)[^ ]+)+)"),
+        "options": partial(_unbroken, r"(?<= )(--[a-z-]+)"),
+    }
     nonce = secrets.token_hex(12)
     return environment.from_string(web_file("page.html")).render(
         title=title,
@@ -135,18 +140,11 @@ def html_page(title: str, sections: Sequence[Section], opening: Opening | None =
     )
 
 
-def _whole(text: str) -> object:
-    """Where a column must be narrow, a value and its std take two lines, each whole."""
+def _unbroken(pattern: str, text: str) -> object:
+    """`text`, whose lines do not break within what fits `pattern`."""
     from markupsafe import Markup
 
-    return Markup(re.sub(r"([^ ]+(?: (?!±)[^ ]+)+)", r"<span>\1</span>", html.escape(text)))
-
-
-def _options(text: str) -> object:
-    """Lines to type; too long, they break between options."""
-    from markupsafe import Markup
-
-    return Markup(re.sub(r"(?<= )(--[a-z-]+)", r"<span>\1</span>", html.escape(text)))
+    return Markup(re.sub(pattern, r"<span>\1</span>", html.escape(text)))
 
 
 def anchors(sections: Sequence[Section]) -> list[str]:

@@ -24,6 +24,11 @@ def wrapped(texts: Iterable[str]) -> list[str]:
     return [line for text in texts for line in wrap(text)]
 
 
+def indented(text: str) -> list[str]:
+    """Its lines, below what they belong to."""
+    return [f"  {line}" for line in wrap(text, WIDTH - 4)]
+
+
 def table(rows: Sequence[Sequence[str]], header: Sequence[str] | str) -> str:
     """Aligned columns; numbers to the right. `header`: as `columns` takes it."""
     named = columns(header) if isinstance(header, str) else tuple(header)
