@@ -13,7 +13,7 @@ from contextlib import suppress
 import click
 
 from archsearch import __version__
-from archsearch.cli.options import Command
+from archsearch.cli.options import Command, as_json
 from archsearch.errors import ArchsearchError, missing_extra
 from archsearch.records import encoded
 
@@ -71,9 +71,9 @@ class Group(click.Group):
             context.exit(130)
 
 
-def emit(answer: object, text: str, as_json: bool) -> None:
-    """The human text, or the JSON object of a record (or a dict) alone on the last line."""
-    click.echo(json.dumps(encoded(answer)) if as_json else text)
+def emit(answer: object, text: str) -> None:
+    """The human text or, with --json, a record (or a dict) as an object alone on the last line."""
+    click.echo(json.dumps(encoded(answer)) if as_json() else text)
 
 
 def one_line(text: str) -> str:

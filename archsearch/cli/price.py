@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 )
 @o.options("", o.explain_opt, o.json_opt)
 def estimate(
-    as_json: bool,
     explain: bool,
     load: LoadRequest,
     sweep: str | None,
@@ -96,19 +95,18 @@ def estimate(
     if sweep is not None and request.tree is not None:
         raise ArchsearchError("--tree is priced in one condition; leave out --sweep, or --tree")
     if sweep is not None:
-        return _sweep(request, as_json, (sweep, span), csv_file, plot)
+        return _sweep(request, (sweep, span), csv_file, plot)
     if span or csv_file or plot:
         raise ArchsearchError(
             "--range, --csv and --plot belong to --sweep; add --sweep batch, context, gamma or"
             " alpha"
         )
     result = estimate_drafts(request)
-    emit(result, estimate_text(result, explain=explain), as_json)
+    emit(result, estimate_text(result, explain=explain))
 
 
 def _sweep(
     request: EstimateRequest,
-    as_json: bool,
     over: tuple[str, str | None],
     csv_file: Path | None,
     plot: Path | None,
@@ -123,7 +121,7 @@ def _sweep(
         write_curves(result, csv_file)
     if plot is not None:
         plot_curves(result, plot)
-    emit(result, curves_text(result), as_json)
+    emit(result, curves_text(result))
 
 
 @main.command()
@@ -155,7 +153,7 @@ def _sweep(
 @o.load_options
 @o.common(True, o.training_opts[0], o.budget_opt, one_batch=False)
 @o.json_option
-def traffic(as_json: bool, load: LoadRequest, **options: Any) -> None:
+def traffic(load: LoadRequest, **options: Any) -> None:
     """Drafts under a load: requests that run at once, time per token and to the first, and the rate
     above which to stop drafting.
 
@@ -178,7 +176,7 @@ def traffic(as_json: bool, load: LoadRequest, **options: Any) -> None:
     )
     own = o.taken(TrafficRequest, options)
     result = drafts_under_load(TrafficRequest(EstimateRequest(**options), load=load, **own))
-    emit(result, traffic_text(result), as_json)
+    emit(result, traffic_text(result))
 
 
 @main.command()
@@ -225,7 +223,7 @@ def traffic(as_json: bool, load: LoadRequest, **options: Any) -> None:
     o.opt("--trace", "Write the trace (.npz).", o.FILE),
 )
 @o.json_option
-def acceptance(as_json: bool, **options: Any) -> None:
+def acceptance(**options: Any) -> None:
     """Measure how much of a draft its target accepts: alpha, and tokens per round (tau) at each
     gamma, on your own prompts.
 
@@ -248,7 +246,7 @@ def acceptance(as_json: bool, **options: Any) -> None:
     dtype = options.pop("dtype")  # of both models, not of what is priced
     asked = WorkloadRequest(**o.taken(WorkloadRequest, options))
     result = measure_acceptance(AcceptanceRequest(asked=asked, dtype=dtype, **options))
-    emit(result, acceptance_text(result), as_json)
+    emit(result, acceptance_text(result))
 
 
 @main.command("bench-serve")
@@ -279,7 +277,7 @@ def acceptance(as_json: bool, **options: Any) -> None:
 )
 @o.common(True, o.training_opts[0], one_batch=False)
 @o.json_option
-def bench_serve(as_json: bool, **options: Any) -> None:
+def bench_serve(**options: Any) -> None:
     """Drive a running server with a load, with a draft and without, beside the prediction.
 
     \b
@@ -300,6 +298,6 @@ def bench_serve(as_json: bool, **options: Any) -> None:
     if target is not None:
         estimate = EstimateRequest(target=target, drafts=(draft,), **options)
     request = BenchRequest(**own, estimate=estimate, temperature=options["asked"].temperature)
-    with ProgressLine("bench-serve", quiet=as_json) as progress:
+    with ProgressLine("bench-serve", quiet=o.as_json()) as progress:
         result = bench_serve(request, progress)
-    emit(result, bench_text(result), as_json)
+    emit(result, bench_text(result))
