@@ -1,6 +1,5 @@
-"""What engines in a process of their own have in common: a worker that is started, asked and ended,
-in another interpreter, because engines pin their own torch; killed whole, so nothing stays; folders
-as models.
+"""What engines in a process of their own have in common: a worker in another interpreter, because
+engines pin their own torch.
 
 One JSON object a line goes in on the child's stdin, one comes back on its original stdout. The
 worker's script imports nothing of archsearch. An answer is {"ok": {...}} or {"error": one line,
@@ -22,7 +21,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar, Final
+from typing import IO, Any, ClassVar, Final
 
 from archsearch.acceptance.lookup import Ngram
 from archsearch.engine_facts import engine_facts
@@ -34,6 +33,7 @@ from archsearch.engines.engine import (
     GenerationResult,
     ModelSource,
     Sampling,
+    Tokenizer,
     check_family,
     same_vocabulary,
     text_of,
@@ -41,10 +41,6 @@ from archsearch.engines.engine import (
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.files import read_json
 from archsearch.schedule import Ranges
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 
 _STOP_S: Final = 10.0
 _KEPT_LINES: Final = 60
@@ -244,12 +240,8 @@ class ChildEngine:
     worker: ClassVar[Path]
     environment: ClassVar[Mapping[str, str]] = {}
 
-    def __init__(
-        self, settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None
-    ) -> None:
-        """`tokenizer` turns tokens into the results' text (without one the text is empty)."""
-        self.settings = settings
-        self.tokenizer = tokenizer
+    def __init__(self, settings: EngineSettings, tokenizer: Tokenizer = None) -> None:
+        self.settings, self.tokenizer = settings, tokenizer
         self.facts = engine_facts(self.name)
         self.title = self.facts.title
         self.gamma = 0
@@ -377,7 +369,6 @@ class ChildEngine:
         ]
 
     def token_logits(self, token_ids: Sequence[int], candidates: Sequence[int]) -> list[float]:
-        """The target's logits after `token_ids`, from a pass of the engine."""
         answer = self._started().ask(
             {"do": "logits", "token_ids": list(token_ids), "candidates": list(candidates)}
         )

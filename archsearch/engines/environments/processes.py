@@ -1,6 +1,5 @@
-"""Other interpreters, run so that nothing of this one leads them astray and none stays behind; what
-they have, found out by importing it there; pip in an environment: its output as one growing number,
-a torch without CUDA where one is wanted, broken packages; one install or removal at a time."""
+"""Other interpreters, run so that nothing of this one leads them astray and none stays behind; pip
+in them."""
 
 from __future__ import annotations
 

@@ -153,6 +153,5 @@ def _kept(config: Path, weights: Path, dtype: str, how: str) -> Path:
     digest = hashlib.blake2b(f"{WRITER} {how} ".encode(), digest_size=16)
     for file in (config, weights):
         with file.open("rb") as stream:
-            while block := stream.read(1 << 22):
-                digest.update(block)
+            hashlib.file_digest(stream, lambda: digest)
     return cache_dir() / "llama.cpp" / f"{digest.hexdigest()}-{dtype}.gguf"

@@ -1,9 +1,4 @@
-"""What a plan shows, in figures: prompt by prompt, or with several requests in flight.
-
-By prompt, a speed-up is a median over prompts, of whole requests. Under load it is one over turns,
-and times come from the engine's steps at full batch that read no prompt (from whole requests where
-an engine does not report its steps).
-"""
+"""What a plan shows, in figures: prompt by prompt, or with several requests in flight."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 and a long gamma.
 
 What the host of an engine needs per layer shows where drafts are deep and gamma is long; what it
-adds to the GPU's side, where both are small. Each start of an engine takes a minute; the plan puts
-the most informative cases first, and ends before the budget does.
+adds to the GPU's side, where both are small. Each start of an engine takes a minute.
 """
 
 from __future__ import annotations

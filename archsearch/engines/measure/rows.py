@@ -1,5 +1,4 @@
-"""What all that measures in an engine shares: made-up prompts, made-up acceptance, rows of a
-Profile out of times, and how slow the machine is meanwhile."""
+"""What all that measures in an engine shares."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Ways to serve take turns on the same prompts in an engine: drift of the machine hits all alike.
-
-Everything that is confirmed is one plan. By prompt, a turn is one request; under load it is a batch
-at each number of requests in flight.
-"""
+Everything that is confirmed is one plan."""
 
 from __future__ import annotations
 

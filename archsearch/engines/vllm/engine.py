@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from archsearch.engines.child.child_engine import ChildEngine
-from archsearch.engines.engine import Engine, EngineSettings, ModelSource, drafter_family
+from archsearch.engines.engine import (
+    Engine,
+    EngineSettings,
+    ModelSource,
+    Tokenizer,
+    drafter_family,
+)
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
 from archsearch.schedule import Ranges
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +81,7 @@ class VllmEngine(ChildEngine):
             )
 
 
-def make(settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None) -> Engine:
+def make(settings: EngineSettings, tokenizer: Tokenizer = None) -> Engine:
     """vLLM as `settings` want it: a server that runs already, or a process of its own."""
     if settings.server_url is None:
         return VllmEngine(settings, tokenizer)

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from archsearch.engine_facts import engine_facts
 from archsearch.engines.child.answers import answer_of, drafting_rounds, round_statistics
@@ -37,6 +37,7 @@ from archsearch.engines.engine import (
     GenerationResult,
     ModelSource,
     Sampling,
+    Tokenizer,
     check_start,
     text_of,
 )
@@ -44,9 +45,6 @@ from archsearch.engines.openai.client import Lost, OpenAIServer, Stream, refusal
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.files import read_json
 from archsearch.schedule import Ranges
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +118,7 @@ SETTLE_S: Final = 5.0
 
 class VllmServerEngine:
     """vLLM servers that run already: `settings.server_url` with the target and its draft,
-    `settings.baseline_url` with the target alone. `tokenizer` turns tokens into the results' text;
-    without one the text is the server's.
+    `settings.baseline_url` with the target alone. Without a tokenizer the text is the server's.
 
     dtype, mode, threads, tensor_parallel and max_len of `settings` are the server's own business.
     Answers are timed here, with the network in between. `finished` has the results of the last
@@ -132,9 +129,7 @@ class VllmServerEngine:
     # A running server takes no orders; `schedule` says with which it was started.
     facts = replace(engine_facts(name), synthesises=False, schedules=False)
 
-    def __init__(
-        self, settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None
-    ) -> None:
+    def __init__(self, settings: EngineSettings, tokenizer: Tokenizer = None) -> None:
         self.settings, self.tokenizer = settings, tokenizer
         self.version = "a server that is not asked yet"
         self.finished: list[GenerationResult] = []
