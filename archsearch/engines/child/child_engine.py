@@ -239,15 +239,15 @@ class ChildEngine:
     name: ClassVar[str]
     worker: ClassVar[Path]
     environment: ClassVar[Mapping[str, str]] = {}
+    gamma = 0
+    _child: Child | None = None
+    _steps: tuple[EngineStep, ...] = ()
+    _version: str | None = None
 
     def __init__(self, settings: EngineSettings, tokenizer: Tokenizer = None) -> None:
         self.settings, self.tokenizer = settings, tokenizer
         self.facts = engine_facts(self.name)
         self.title = self.facts.title
-        self.gamma = 0
-        self._child: Child | None = None
-        self._steps: tuple[EngineStep, ...] = ()
-        self._version: str | None = None
 
     # -- hooks
 

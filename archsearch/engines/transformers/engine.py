@@ -225,6 +225,13 @@ class TransformersEngine:
 
     name = "transformers"
     facts = engine_facts(name)
+    target: PreTrainedModel | None = None
+    draft: PreTrainedModel | None = None
+    lookup: Ngram | None = None
+    chain: Chained | None = None
+    readers: Callable[[Sequence[int]], Reader] | None = None
+    synthetic: tuple[float, ...] = ()
+    gamma = exit_layers = 0
 
     def __init__(
         self,
@@ -235,14 +242,6 @@ class TransformersEngine:
         self.version = version("transformers")
         self.tokenizer = tokenizer
         self.dtype, self.device = torch_dtype(dtype), device
-        self.target: PreTrainedModel | None = None
-        self.draft: PreTrainedModel | None = None
-        self.lookup: Ngram | None = None
-        self.exit_layers = 0
-        self.gamma = 0
-        self.chain: Chained | None = None
-        self.readers: Callable[[Sequence[int]], Reader] | None = None
-        self.synthetic: tuple[float, ...] = ()
         self._steps: list[EngineStep] = []
 
     def start(

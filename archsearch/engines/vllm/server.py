@@ -128,18 +128,16 @@ class VllmServerEngine:
     name = "vllm"
     # A running server takes no orders; `schedule` says with which it was started.
     facts = replace(engine_facts(name), synthesises=False, schedules=False)
+    version = "a server that is not asked yet"
+    _server: OpenAIServer | None = None
+    _gamma = _max_len = _calls = 0
+    _scheduled = False
+    _model = ""
+    _vocab_size: int | None = None
 
     def __init__(self, settings: EngineSettings, tokenizer: Tokenizer = None) -> None:
         self.settings, self.tokenizer = settings, tokenizer
-        self.version = "a server that is not asked yet"
         self.finished: list[GenerationResult] = []
-        self._server: OpenAIServer | None = None
-        self._gamma = 0
-        self._scheduled = False
-        self._model = ""
-        self._max_len = 0
-        self._vocab_size: int | None = None
-        self._calls = 0
 
     def start(
         self,

@@ -51,15 +51,14 @@ _COUNTERS = (
 class Worker:
     """One engine: started once, asked many times."""
 
+    llm: Any = None
+    gamma = room = calls = 0
+    samples_rightly = True
+
     def __init__(self) -> None:
-        self.llm: Any = None
-        self.gamma = 0
-        self.room = 0
         self.ends: list[int] = []
-        self.samples_rightly = True
         self.clock = PassClock()
         self.planned: list[Any] = []
-        self.calls = 0
 
     # -- start
 
