@@ -71,9 +71,10 @@ class Group(click.Group):
             context.exit(130)
 
 
-def emit(answer: object, text: str) -> None:
-    """The human text or, with --json, a record (or a dict) as an object alone on the last line."""
-    click.echo(json.dumps(encoded(answer)) if as_json() else text)
+def emit(answer: object, text: str = "") -> None:
+    """The human text ("": that of the record itself) or, with --json, a record (or a dict) as an
+    object alone on the last line."""
+    click.echo(json.dumps(encoded(answer)) if as_json() else text or str(answer))
 
 
 def one_line(text: str) -> str:

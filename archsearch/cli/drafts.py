@@ -98,24 +98,19 @@ def train(
                 " medusa, or leave it out"
             )
         from archsearch.pipeline.train import Taken, train_rank
-        from archsearch.report.terminal.run import train_text
 
         taken = Taken(weights, prompts, curve) if weights and prompts else None
         if (taken is None and (weights or prompts or curve)) or (taken and o.set_by_user("budget")):
             raise ArchsearchError(
                 "--weights and --prompts go together, --curve only with them, --budget without"
             )
-        result = train_rank(run, rank, budget, taken)
-        emit(result, train_text(result))
-        return
+        return emit(train_rank(run, rank, budget, taken))
     if weights or prompts or curve:
         raise ArchsearchError("--weights goes with --rank, whose family it has; leave --family out")
     from archsearch.pipeline.heads import head_plan
     from archsearch.pipeline.train import train_family
-    from archsearch.report.terminal.run import head_text
 
-    head = train_family(run, head_plan(family, **of_head, run=run), budget)
-    emit(head, head_text(head))
+    emit(train_family(run, head_plan(family, **of_head, run=run), budget))
 
 
 @main.command()

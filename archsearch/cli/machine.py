@@ -29,10 +29,9 @@ def doctor(context: click.Context) -> None:
     archsearch doctor --json
     """
     from archsearch.pipeline.doctor import doctor as examine
-    from archsearch.report.terminal.profile import doctor_text
 
     result = examine()
-    emit(result, doctor_text(result))
+    emit(result)
     if not result.runs:
         context.exit(1)
 
@@ -157,23 +156,20 @@ def profile(
     from archsearch.models.targets import resolve_target
     from archsearch.pipeline import ProfileRequest, import_tables, profile_device
     from archsearch.pipeline.session import default_space
-    from archsearch.report.terminal.profile import import_text, profile_text
+    from archsearch.report.terminal.profile import profile_text
     from archsearch.search.space import load_space
 
     if host:
         from archsearch.pipeline.profile import profile_host
 
         speed = profile_host(min(60.0, options["budget_s"]))
-        emit(speed, speed.words)
-        return
+        return emit(speed, speed.words)
     if gpu is None:
         raise ArchsearchError("name the device to measure: --gpu cpu, or the GPU of this machine")
     framework = options.pop("framework")
     if source is not None:
         own = {name: options[name] for name in ("dtypes", "output")}
-        imported = import_tables(gpu, framework=framework, tables=tables, **own)
-        emit(imported, import_text(imported))
-        return
+        return emit(import_tables(gpu, framework=framework, tables=tables, **own))
     if tables is not None:
         raise ArchsearchError("--tables names imported tables; add --from aiconfigurator")
     ref = resolve_target(target) if target else None

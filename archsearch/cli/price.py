@@ -112,7 +112,7 @@ def _sweep(
     plot: Path | None,
 ) -> None:
     from archsearch.pipeline.curves import estimate_curves, write_curves
-    from archsearch.report.terminal.curves import check_plot, curves_text, plot_curves
+    from archsearch.report.terminal.curves import check_plot, plot_curves
 
     if plot is not None:
         check_plot(plot)
@@ -121,7 +121,7 @@ def _sweep(
         write_curves(result, csv_file)
     if plot is not None:
         plot_curves(result, plot)
-    emit(result, curves_text(result))
+    emit(result)
 
 
 @main.command()
@@ -167,7 +167,6 @@ def traffic(load: LoadRequest, **options: Any) -> None:
     """
     from archsearch.pipeline.estimate import EstimateRequest
     from archsearch.pipeline.traffic import TrafficRequest, drafts_under_load
-    from archsearch.report.terminal.traffic import traffic_text
 
     o.check_said_once(
         load.workload or options["trace"],
@@ -175,8 +174,7 @@ def traffic(load: LoadRequest, **options: Any) -> None:
         output_tokens="--output-tokens",
     )
     own = o.taken(TrafficRequest, options)
-    result = drafts_under_load(TrafficRequest(EstimateRequest(**options), load=load, **own))
-    emit(result, traffic_text(result))
+    emit(drafts_under_load(TrafficRequest(EstimateRequest(**options), load=load, **own)))
 
 
 @main.command()
@@ -241,12 +239,10 @@ def acceptance(**options: Any) -> None:
     archsearch acceptance --target smollm2-135m --draft ngram --prompts mine.jsonl --gpu cpu
     """
     from archsearch.pipeline.acceptance import AcceptanceRequest, measure_acceptance
-    from archsearch.report.terminal.acceptance import acceptance_text
 
     dtype = options.pop("dtype")  # of both models, not of what is priced
     asked = WorkloadRequest(**o.taken(WorkloadRequest, options))
-    result = measure_acceptance(AcceptanceRequest(asked=asked, dtype=dtype, **options))
-    emit(result, acceptance_text(result))
+    emit(measure_acceptance(AcceptanceRequest(asked=asked, dtype=dtype, **options)))
 
 
 @main.command("bench-serve")
@@ -288,7 +284,6 @@ def bench_serve(**options: Any) -> None:
     """
     from archsearch.pipeline.estimate import EstimateRequest
     from archsearch.pipeline.traffic import BenchRequest, bench_serve
-    from archsearch.report.terminal.traffic import bench_text
 
     own = o.taken(BenchRequest, options)
     target, draft = options.pop("target"), options.pop("draft")
@@ -300,4 +295,4 @@ def bench_serve(**options: Any) -> None:
     request = BenchRequest(**own, estimate=estimate, temperature=options["asked"].temperature)
     with ProgressLine("bench-serve", quiet=o.as_json()) as progress:
         result = bench_serve(request, progress)
-    emit(result, bench_text(result))
+    emit(result)

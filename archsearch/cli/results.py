@@ -125,10 +125,8 @@ def recipe(**asked: Any) -> None:
     archsearch recipe runs/llama --rank 2 --with specforge --gpus 8 --output eagle3-recipe
     """
     from archsearch.pipeline.recipe import RecipeRequest, make_recipe
-    from archsearch.report.terminal.run import recipe_text
 
-    made = make_recipe(RecipeRequest(**asked))
-    emit(made, recipe_text(made))
+    emit(make_recipe(RecipeRequest(**asked)))
 
 
 @main.command()

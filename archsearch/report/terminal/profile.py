@@ -36,6 +36,19 @@ class Imported:
     origin: str
     provenance: Mapping[str, Any]
 
+    def __str__(self) -> str:
+        whose = self.provenance
+        lines = [
+            f"Profile {self.folder}: {self.rows} rows for {self.device}.",
+            f"{self.origin}.",
+            f"Licence of the tables: {whose['licence']}, {whose['copyright']}.",
+        ]
+        if absent := whose.get("not_in_tables"):
+            lines.append(f"Not in the tables, so modelled: {'; '.join(absent)}.")
+        folder = shlex.quote(self.folder)
+        lines += ["", f"Next: archsearch search --target llama-65b --profile {folder}"]
+        return "\n".join(lines)
+
 
 @dataclass(frozen=True)
 class SweepEnd:
@@ -157,21 +170,6 @@ ROUNDS: Final = (
 )
 
 
-def import_text(result: Imported) -> str:
-    """What `profile --from` prints."""
-    whose = result.provenance
-    lines = [
-        f"Profile {result.folder}: {result.rows} rows for {result.device}.",
-        f"{result.origin}.",
-        f"Licence of the tables: {whose['licence']}, {whose['copyright']}.",
-    ]
-    if absent := whose.get("not_in_tables"):
-        lines.append(f"Not in the tables, so modelled: {'; '.join(absent)}.")
-    folder = shlex.quote(result.folder)
-    lines += ["", f"Next: archsearch search --target llama-65b --profile {folder}"]
-    return "\n".join(lines)
-
-
 def _ms(fit: AddedFit) -> dict[str, float]:
     """What an engine adds, in ms; 0 of what was not measured."""
     costs = fit.to_dict()
@@ -287,30 +285,28 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     runs: bool
 
-
-def doctor_text(result: Diagnosis) -> str:
-    """One line a finding, below it the command that mends it; the verdict last."""
-    lines, before = [], ""
-    for finding in result.findings:
-        topic = finding.topic if finding.topic != before else ""
-        before = finding.topic
-        start = f"{topic:<9} {MARKS[finding.level]}  "
-        lines += textwrap.wrap(
-            finding.text,
-            WIDTH,
-            initial_indent=start,
-            subsequent_indent=_INDENT,
-            break_on_hyphens=False,
+    def __str__(self) -> str:
+        lines, before = [], ""
+        for finding in self.findings:
+            topic = finding.topic if finding.topic != before else ""
+            before = finding.topic
+            start = f"{topic:<9} {MARKS[finding.level]}  "
+            lines += textwrap.wrap(
+                finding.text,
+                WIDTH,
+                initial_indent=start,
+                subsequent_indent=_INDENT,
+                break_on_hyphens=False,
+            )
+            if finding.command:
+                lines.append(f"{_INDENT}$ {finding.command}")
+        stop, mend = (
+            sum(each.level == level for each in self.findings) for level in ("stop", "mend")
         )
-        if finding.command:
-            lines.append(f"{_INDENT}$ {finding.command}")
-    stop, mend = (
-        sum(each.level == level for each in result.findings) for level in ("stop", "mend")
-    )
-    if not result.runs:
-        verdict = f"Nothing can run here until what is marked STOP ({stop}) is mended."
-    elif mend:
-        verdict = f"archsearch runs here; {mend} thing{'s' if mend > 1 else ''} to mend (MEND)."
-    else:
-        verdict = "archsearch runs here; nothing to mend."
-    return "\n".join([*lines, f"\n{verdict}"])
+        if not self.runs:
+            verdict = f"Nothing can run here until what is marked STOP ({stop}) is mended."
+        elif mend:
+            verdict = f"archsearch runs here; {mend} thing{'s' if mend > 1 else ''} to mend (MEND)."
+        else:
+            verdict = "archsearch runs here; nothing to mend."
+        return "\n".join([*lines, f"\n{verdict}"])

@@ -45,6 +45,39 @@ class Trained:
     text: Maybe[TextVerdict] = None
     expected: Maybe[Estimate] = None
 
+    def __str__(self) -> str:
+        run, rank = self.run, self.rank
+        before, after, training = self.before, self.after, self.training
+        kinds = [
+            f"{name} {plus_minus(value)}" for name, value in self.alpha_by_category.items() if name
+        ]
+        heldout = f"measured on held-out text{'; ' if kinds else ''}{', '.join(kinds)}"
+        took = (
+            f"Trained {human_time(training.seconds)} in all, {training.tokens:,} tokens at"
+            f" {training.tokens_per_s:,.0f} tokens/s."
+        )
+        if training.taken_from:
+            took = f"Weights of {training.taken_from}."
+        if self.expected is not None:
+            took += (
+                f" Its curve ends at {training.looks[-1].alpha:.3f} after {training.tokens:,}"
+                f" tokens; the law expects {plus_minus(self.expected, digits=3)}."
+            )
+        lines = [
+            f"Rank {rank}: alpha {plus_minus(before.alpha, digits=3)} ({before.alpha.source})"
+            f" -> {plus_minus(after.alpha, digits=3)} ({heldout}).",
+            took,
+            *_divergence_lines(training.divergence, after.alpha),
+            *_ended(training.stopped),
+            f"Modeled speed-up {plus_minus(before.speedup)} -> {plus_minus(after.speedup)} at"
+            f" gamma {after.gamma}.",
+            *([f"Text: {self.text.words()}"] if self.text is not None else []),
+        ]
+        confirm = ["archsearch", "confirm", str(run), "--rank", str(rank)]
+        if training.taken_from:
+            confirm += ["--prompts", str(training.record["prompts"])]
+        return "\n".join([*lines, "", f"Next: {shlex.join(confirm)}"])
+
 
 @dataclass(frozen=True)
 class HeadAnswer:
@@ -64,6 +97,26 @@ class HeadAnswer:
     stopped: str
     heldout: HeadAcceptance
     best: Mapping[str, object]
+
+    def __str__(self) -> str:
+        read = f"; auxiliary states in {human_time(self.auxiliary_s)} before"
+        shares = "  ".join(f"{share:.2f}" for share in self.heldout.conditional)
+        taus = "  ".join(f"{gamma}: {plus_minus(tau)}" for gamma, tau in self.heldout.tau.items())
+        lines = [
+            f"{family_class(self.family).title} for gamma {self.gamma}, {self.rows:,} tokens of the"
+            f" vocabulary ({self.vocabulary_coverage:.1%} of what the target writes):"
+            f" {self.folder}",
+            f"Trained {human_time(self.seconds)} in all, {self.tokens:,} tokens at"
+            f" {self.tokens_per_s:,.0f} tokens/s{read if self.auxiliary_s > 1 else ''}.",
+            *_ended(self.stopped),
+            f"Draft tokens right on held-out text, given those before: {shares}",
+            f"Tokens a round, predicted by gamma: {taus}",
+            "",
+            f"Next: archsearch confirm {shell_path(self.run)} --family {self.family} --engine"
+            f" {engine_of(open_run(self.run), self.family)}",
+            f"      archsearch export {shell_path(self.run)} --family {self.family} --output DIR",
+        ]
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -110,40 +163,30 @@ class MadeRecipe:
     hours: float
     weights: bool
 
-
-def train_text(result: Trained) -> str:
-    """alpha and speed-up before and after, and how long it took."""
-    run, rank = result.run, result.rank
-    before, after, training = result.before, result.after, result.training
-    kinds = [
-        f"{name} {plus_minus(value)}" for name, value in result.alpha_by_category.items() if name
-    ]
-    heldout = f"measured on held-out text{'; ' if kinds else ''}{', '.join(kinds)}"
-    took = (
-        f"Trained {human_time(training.seconds)} in all, {training.tokens:,} tokens at"
-        f" {training.tokens_per_s:,.0f} tokens/s."
-    )
-    if training.taken_from:
-        took = f"Weights of {training.taken_from}."
-    if result.expected is not None:
-        took += (
-            f" Its curve ends at {training.looks[-1].alpha:.3f} after {training.tokens:,} tokens;"
-            f" the law expects {plus_minus(result.expected, digits=3)}."
-        )
-    lines = [
-        f"Rank {rank}: alpha {plus_minus(before.alpha, digits=3)} ({before.alpha.source})"
-        f" -> {plus_minus(after.alpha, digits=3)} ({heldout}).",
-        took,
-        *_divergence_lines(training.divergence, after.alpha),
-        *_ended(training.stopped),
-        f"Modeled speed-up {plus_minus(before.speedup)} -> {plus_minus(after.speedup)} at"
-        f" gamma {after.gamma}.",
-        *([f"Text: {result.text.words()}"] if result.text is not None else []),
-    ]
-    confirm = ["archsearch", "confirm", str(run), "--rank", str(rank)]
-    if training.taken_from:
-        confirm += ["--prompts", str(training.record["prompts"])]
-    return "\n".join([*lines, "", f"Next: {shlex.join(confirm)}"])
+    def __str__(self) -> str:
+        made, library, output = self.recipe, self.recipe.library, self.output
+        version = f" {library.version}" if library.version else ""
+        rows = [
+            (
+                f"{stage.tokens:,.0f}",
+                f"{stage.gpu_hours:.1f}",
+                "not known" if stage.alpha is None else plus_minus(stage.alpha),
+            )
+            for stage in made.stages
+        ]
+        start = "train.sh" if library.name == "archsearch" else "environments.sh"
+        lines = [
+            f"Recipe for rank {made.rank} of {made.run} with {library.name}{version}: {output}",
+            f"{made.family}: {made.drafter.label()}, gamma {made.gamma};"
+            f" target {made.target_name}.",
+            f"About {made.hours:.1f} hours on these GPUs.",
+            "",
+            table(rows, "tokens | GPU-hours | alpha"),
+            *[made.beyond] * bool(made.beyond),
+            "",
+            f"Next: read {output}/README.md, then bash {shell_path(output / start)}",
+        ]
+        return "\n".join(lines)
 
 
 def _ended(why: str) -> list[str]:
@@ -164,27 +207,6 @@ def _divergence_lines(divergence: Divergence | None, measured: Estimate) -> list
     if abs(gap) > 2.0 * math.hypot(DIVERGENCE_STD, logit_std(measured)):
         return [f"{text}: far from the measured one. Check the text and the tokenizer."]
     return [f"{text}."]
-
-
-def head_text(head: HeadAnswer) -> str:
-    """How long it was trained, how far its draft tokens are right, and tokens a round by gamma."""
-    read = f"; auxiliary states in {human_time(head.auxiliary_s)} before"
-    shares = "  ".join(f"{share:.2f}" for share in head.heldout.conditional)
-    taus = "  ".join(f"{gamma}: {plus_minus(tau)}" for gamma, tau in head.heldout.tau.items())
-    lines = [
-        f"{family_class(head.family).title} for gamma {head.gamma}, {head.rows:,} tokens of the"
-        f" vocabulary ({head.vocabulary_coverage:.1%} of what the target writes): {head.folder}",
-        f"Trained {human_time(head.seconds)} in all, {head.tokens:,} tokens at"
-        f" {head.tokens_per_s:,.0f} tokens/s{read if head.auxiliary_s > 1 else ''}.",
-        *_ended(head.stopped),
-        f"Draft tokens right on held-out text, given those before: {shares}",
-        f"Tokens a round, predicted by gamma: {taus}",
-        "",
-        f"Next: archsearch confirm {shell_path(head.run)} --family {head.family} --engine"
-        f" {engine_of(open_run(head.run), head.family)}",
-        f"      archsearch export {shell_path(head.run)} --family {head.family} --output DIR",
-    ]
-    return "\n".join(lines)
 
 
 def confirm_text(found: Confirmed, run: Path, rank: int) -> str:
@@ -270,31 +292,5 @@ def schedule_text(result: Scheduled) -> str:
         *([f"{adaptive.words}."] if adaptive is not None else []),
         *([f"WARNING: {result.warning}."] if result.warning else []),
         *(["", f"Next: archsearch {after}"] if able else []),
-    ]
-    return "\n".join(lines)
-
-
-def recipe_text(answer: MadeRecipe) -> str:
-    """The recipe's stages, and how it is run."""
-    made, library, output = answer.recipe, answer.recipe.library, answer.output
-    version = f" {library.version}" if library.version else ""
-    rows = [
-        (
-            f"{stage.tokens:,.0f}",
-            f"{stage.gpu_hours:.1f}",
-            "not known" if stage.alpha is None else plus_minus(stage.alpha),
-        )
-        for stage in made.stages
-    ]
-    start = "train.sh" if library.name == "archsearch" else "environments.sh"
-    lines = [
-        f"Recipe for rank {made.rank} of {made.run} with {library.name}{version}: {output}",
-        f"{made.family}: {made.drafter.label()}, gamma {made.gamma}; target {made.target_name}.",
-        f"About {made.hours:.1f} hours on these GPUs.",
-        "",
-        table(rows, "tokens | GPU-hours | alpha"),
-        *[made.beyond] * bool(made.beyond),
-        "",
-        f"Next: read {output}/README.md, then bash {shell_path(output / start)}",
     ]
     return "\n".join(lines)
