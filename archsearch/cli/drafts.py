@@ -266,11 +266,7 @@ def confirm(run: Path, rank: int, count: int, **options: Any) -> None:
 )
 @o.json_option
 def schedule(
-    run: Path,
-    rank: int,
-    engine: str | None,
-    batch_sizes: tuple[int, ...],
-    family: str,
+    run: Path, rank: int, engine: str | None, batch_sizes: tuple[int, ...], family: str
 ) -> None:
     """The best gamma of a candidate at each batch size, and where speculation should be off; export
     writes it for the engines.

@@ -106,10 +106,7 @@ def estimate(
 
 
 def _sweep(
-    request: EstimateRequest,
-    over: tuple[str, str | None],
-    csv_file: Path | None,
-    plot: Path | None,
+    request: EstimateRequest, over: tuple[str, str | None], csv_file: Path | None, plot: Path | None
 ) -> None:
     from archsearch.pipeline.curves import estimate_curves, write_curves
     from archsearch.report.terminal.curves import check_plot, plot_curves

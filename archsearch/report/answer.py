@@ -143,10 +143,7 @@ def at_hand_switched(
 
 
 def sentences(
-    options: Sequence[Shown],
-    where: str,
-    unit: str,
-    remedied: Sequence[Remedied] = (),
+    options: Sequence[Shown], where: str, unit: str, remedied: Sequence[Remedied] = ()
 ) -> list[str]:
     """The verdict, what one can have today, also by a switch, and the best that the budget buys."""
     lead = options[0]

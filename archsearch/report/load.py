@@ -96,8 +96,7 @@ def _speedup_table(load: LoadRecord) -> Table:
             str(row.gamma or "off"),
             value_cell(row.predicted_speedup, unit="x"),
             Cell(
-                value_cell(row.speedup, unit="x").text,
-                "{:.2f}x to {:.2f}x".format(*row.interval),
+                value_cell(row.speedup, unit="x").text, "{:.2f}x to {:.2f}x".format(*row.interval)
             ),
             _percent(row.relative_error),
             _percent(row.relative_error_at_measured_tau),

@@ -173,9 +173,7 @@ def read_run(run: Run) -> Reading:
     return Reading(
         [
             replace(
-                item,
-                group=numbers[item.rank],
-                confirmed=item.confirmed or beside(run, item.score),
+                item, group=numbers[item.rank], confirmed=item.confirmed or beside(run, item.score)
             )
             for item in found
         ],

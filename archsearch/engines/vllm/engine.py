@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from archsearch.engines.child.child_engine import ChildEngine
-from archsearch.engines.engine import (
-    Engine,
-    EngineSettings,
-    ModelSource,
-    Tokenizer,
-    drafter_family,
-)
+from archsearch.engines.engine import Engine, EngineSettings, ModelSource, Tokenizer, drafter_family
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
 from archsearch.schedule import Ranges
