@@ -278,11 +278,8 @@ def schedule(
     """
     from archsearch.pipeline import SearchSession, schedule_rank
     from archsearch.pipeline.schedule import schedule_head
-    from archsearch.report.terminal.run import schedule_text
 
     session = SearchSession.reopen(run)
     if family != "independent":
-        result = schedule_head(session, family, engine, batch_sizes)
-    else:
-        result = schedule_rank(session, rank, engine, batch_sizes)
-    emit(result, schedule_text(result))
+        return emit(schedule_head(session, family, engine, batch_sizes))
+    emit(schedule_rank(session, rank, engine, batch_sizes))

@@ -159,7 +159,7 @@ def search(
     from archsearch import pipeline
     from archsearch.pipeline.search import survey, surveyed_devices
     from archsearch.pipeline.serving import asked_mix
-    from archsearch.report.terminal.search import search_text, survey_text
+    from archsearch.report.terminal.search import search_text
 
     if no_confirm and confirm_count:
         raise ArchsearchError(
@@ -179,8 +179,7 @@ def search(
         **options,
     )
     if devices := surveyed_devices(request):
-        found = survey(request, devices)
-        return emit(found, survey_text(found))
+        return emit(survey(request, devices))
     result = pipeline.search(request, anyway=anyway)
     if note:
         unused = f"nothing is trained, the time budget is not used: {note}"

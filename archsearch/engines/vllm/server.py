@@ -1,10 +1,7 @@
 """vLLM as a server that runs already: its OpenAI API for the answers, its Prometheus metrics for
 the counts.
 
-The server's draft, gamma and acceptance are its own and cannot be set from here; `start` checks
-what the server reports about them.
-
-Counts. Every streamed chunk carries the tokens that the engine handed over since the last one: one
+Every streamed chunk carries the tokens that the engine handed over since the last one: one
 round, as long as this process reads faster than the server writes, which `spec_decode_num_drafts`
 on /metrics before and after shows. If so, each result has the whole rounds of its own chunks;
 rounds cut by max_new_tokens or by the end of the text are left out, as everywhere. If chunks were

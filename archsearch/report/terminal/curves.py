@@ -185,8 +185,7 @@ def check_plot(path: Path) -> None:
 
 
 def plot_curves(result: Swept, path: Path) -> None:
-    """Write the picture: speed-up above (band: 5 to 95 %; dashed: every token accepted), throughput
-    below (dashed: without a draft)."""
+    """Write the picture: speed-up above, throughput below."""
     from archsearch.report.chart_files import drawn, write_picture
 
     check_plot(path)

@@ -153,6 +153,50 @@ class Scheduled:
     as_engine: str
     warning: str
 
+    def __str__(self) -> str:
+        schedule = self.schedule
+        rows: list[tuple[str, ...]] = [
+            (
+                str(point.batch_size),
+                str(point.gamma or "off"),
+                "-" if point.tau is None else f"{point.tau.value:.2f}",
+                plus_minus(
+                    point.speedup
+                    if point.gamma
+                    else max(point.by_gamma.values(), key=lambda gain: gain.value)
+                ),
+            )
+            for point in schedule.points
+        ]
+        heads, adaptive = "batch size | gamma | tau | speed-up, predicted", self.adaptive
+        if adaptive is not None:
+            pairs = zip(rows, adaptive.points, strict=True)
+            rows = [(*row, plus_minus(each.speedup)) for row, each in pairs]
+            heads += f" | adaptive, gamma {adaptive.gamma}"
+        facts = engine_facts(schedule.engine)
+        one_gamma = facts.make and not facts.in_process and not facts.schedules
+        engine = facts.name if one_gamma else "vllm --schedule"
+        after = f"confirm {shell_path(self.run)} --rank {self.rank} --engine {engine}"
+        able = largest_gamma(schedule.ranges, 0) > 0
+        if self.rank is None:
+            after = f"export {shell_path(self.run)} --family {self.family} --output DIR"
+        else:  # confirmed by rank are drafts of the run itself
+            score = open_run(self.run).score(self.rank)
+            able &= score.drafter is None and not score.is_found
+        lines = [
+            f"Draft {self.architecture}, {schedule.engine}. Latencies: {schedule.latency}.",
+            "",
+            table(rows, heads),
+            "",
+            f"Gamma by batch size: {ranges_words(schedule.ranges)}. A range may lose 1 %."
+            f" {self.note}".rstrip(),
+            f"{self.as_engine}.",
+            *([f"{adaptive.words}."] if adaptive is not None else []),
+            *([f"WARNING: {self.warning}."] if self.warning else []),
+            *(["", f"Next: archsearch {after}"] if able else []),
+        ]
+        return "\n".join(lines)
+
 
 @dataclass(frozen=True)
 class MadeRecipe:
@@ -248,49 +292,3 @@ def load_text(found: LoadRecord, run: Path, rank: int) -> str:
 def families_text(found: EngineComparison, run: Path) -> str:
     """Every drafter beside the target alone."""
     return "\n".join([*section_lines(compared_section(found)), f"Kept in {run / 'heads'}."])
-
-
-def schedule_text(result: Scheduled) -> str:
-    """What `schedule` prints."""
-    schedule = result.schedule
-    rows: list[tuple[str, ...]] = [
-        (
-            str(point.batch_size),
-            str(point.gamma or "off"),
-            "-" if point.tau is None else f"{point.tau.value:.2f}",
-            plus_minus(
-                point.speedup
-                if point.gamma
-                else max(point.by_gamma.values(), key=lambda gain: gain.value)
-            ),
-        )
-        for point in schedule.points
-    ]
-    heads, adaptive = "batch size | gamma | tau | speed-up, predicted", result.adaptive
-    if adaptive is not None:
-        pairs = zip(rows, adaptive.points, strict=True)
-        rows = [(*row, plus_minus(each.speedup)) for row, each in pairs]
-        heads += f" | adaptive, gamma {adaptive.gamma}"
-    facts = engine_facts(schedule.engine)
-    one_gamma = facts.make and not facts.in_process and not facts.schedules
-    engine = facts.name if one_gamma else "vllm --schedule"
-    after = f"confirm {shell_path(result.run)} --rank {result.rank} --engine {engine}"
-    able = largest_gamma(schedule.ranges, 0) > 0
-    if result.rank is None:
-        after = f"export {shell_path(result.run)} --family {result.family} --output DIR"
-    else:  # confirmed by rank are drafts of the run itself
-        score = open_run(result.run).score(result.rank)
-        able &= score.drafter is None and not score.is_found
-    lines = [
-        f"Draft {result.architecture}, {schedule.engine}. Latencies: {schedule.latency}.",
-        "",
-        table(rows, heads),
-        "",
-        f"Gamma by batch size: {ranges_words(schedule.ranges)}. A range may lose 1 %."
-        f" {result.note}".rstrip(),
-        f"{result.as_engine}.",
-        *([f"{adaptive.words}."] if adaptive is not None else []),
-        *([f"WARNING: {result.warning}."] if result.warning else []),
-        *(["", f"Next: archsearch {after}"] if able else []),
-    ]
-    return "\n".join(lines)

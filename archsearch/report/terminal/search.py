@@ -384,28 +384,26 @@ class Survey:
     target: str
     rows: Annotated[tuple[SurveyRow, ...], Stored("survey")]
 
-
-def survey_text(result: Survey) -> str:
-    """Two lines for each GPU (today, trained), and how to ask for one."""
-    found = [row.brings for row in result.rows if row.brings is not None]
-    budgeted = [(each.engine, each.training_budget) for each in found if each.training_budget]
-    assumed = "Batch 1."
-    if budgeted:
-        engine, budget = budgeted[0]
-        hours = hours_words(budget.gpu_hours, "GPU")
-        assumed = f"{engine}; drafters to be trained are given {hours}."
-    above = [
-        f"No GPU is here and {result.target} is not for this CPU. What speculation would bring on"
-        " the GPUs whose kernels ship:",
-        assumed,
-    ]
-    cells = [line for row in result.rows for line in row.cells()]
-    header = "GPUs that hold it | best |  drafter | speed-up, 5 to 95 %"
-    lines = [*wrapped(above), "", *([table(cells, header), ""] if cells else [])]
-    lines += wrapped(f"{row.device}: {row.error}." for row in result.rows if row.error)
-    named = next((row.device for row in result.rows if row.brings is not None), "NAME")
-    lines += ["All of one GPU:", f"  archsearch search --target {result.target} --gpu {named}"]
-    return "\n".join(lines)
+    def __str__(self) -> str:
+        found = [row.brings for row in self.rows if row.brings is not None]
+        budgeted = [(each.engine, each.training_budget) for each in found if each.training_budget]
+        assumed = "Batch 1."
+        if budgeted:
+            engine, budget = budgeted[0]
+            hours = hours_words(budget.gpu_hours, "GPU")
+            assumed = f"{engine}; drafters to be trained are given {hours}."
+        above = [
+            f"No GPU is here and {self.target} is not for this CPU. What speculation would bring on"
+            " the GPUs whose kernels ship:",
+            assumed,
+        ]
+        cells = [line for row in self.rows for line in row.cells()]
+        header = "GPUs that hold it | best |  drafter | speed-up, 5 to 95 %"
+        lines = [*wrapped(above), "", *([table(cells, header), ""] if cells else [])]
+        lines += wrapped(f"{row.device}: {row.error}." for row in self.rows if row.error)
+        named = next((row.device for row in self.rows if row.brings is not None), "NAME")
+        lines += ["All of one GPU:", f"  archsearch search --target {self.target} --gpu {named}"]
+        return "\n".join(lines)
 
 
 def _best_cells(score: Score | None) -> tuple[str, str]:
