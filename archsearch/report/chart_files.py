@@ -55,10 +55,8 @@ def write_files(folder: Path, sections: Sequence[Section]) -> list[Path]:
     written = []
     for chart in charts_of(sections):
         figure = drawn(chart)
-        written += [
-            write_picture(folder / f"{chart.key}.svg", figure),
-            write_picture(folder / f"{chart.key}.png", figure),
-        ]
+        pictures = (folder / f"{chart.key}.{kind}" for kind in ("svg", "png"))
+        written += [write_picture(path, figure) for path in pictures]
         path = folder / f"{chart.key}.csv"
         files.write_text(path, chart_csv(chart))
         written.append(path)

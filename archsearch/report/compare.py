@@ -228,6 +228,6 @@ def _chart(pair: Pair, place: int) -> Chart:
         " second's. Below the line: it is behind there. Predicted.",
         "conditions",
         "lead, %",
-        tuple(series),
+        series,
         level=0.0,
     )

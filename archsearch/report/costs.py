@@ -161,4 +161,4 @@ def pareto_chart(found: ParetoSet) -> Chart:
             look |= {"kind": "points", "colour": colour(number), "notes": notes}
             series.append(line(name, points, "" if ring else "std", **look))
     caption = "Bars: one standard deviation."
-    return Chart("pareto", "Pareto set", caption, x, y, tuple(series), "log")
+    return Chart("pareto", "Pareto set", caption, x, y, series, "log")

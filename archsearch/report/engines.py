@@ -176,7 +176,7 @@ def section_engines(reading: Reading, dtype: str) -> Section:
         " or predicted as the table says. Another precision is another model."
     )
     title, axis = "Engines on this machine", "engine and precision"
-    chart = Chart("engines", title, caption, axis, "tokens/s", tuple(series), y_from_zero=True)
+    chart = Chart("engines", title, caption, axis, "tokens/s", series, y_from_zero=True)
     lines = fastest_lines(reading, dtype)
     return Section(
         title,

@@ -244,8 +244,4 @@ def _charts(item: EngineComparison, engine: str) -> list[Chart]:
         " bars are one standard deviation."
     )
     key, title = f"families-{item.engine}", f"Families side by side in {engine}"
-    return [
-        Chart(
-            key, title, caption, "drafter", "speed-up", tuple(series), y_from_zero=True, level=1.0
-        )
-    ]
+    return [Chart(key, title, caption, "drafter", "speed-up", series, y_from_zero=True, level=1.0)]

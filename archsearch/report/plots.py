@@ -179,7 +179,7 @@ def _cost_chart(trials: Sequence[PlottedTrial]) -> Chart | None:
         caption,
         "layers of the draft",
         "one draft step, ms",
-        tuple(series),
+        series,
         y_from_zero=True,
         ticks=tuple(float(layers) for layers in sorted({trial.layers for trial in trials})),
         legend_title="hidden size",
@@ -236,7 +236,7 @@ def _positions_chart(item: Shown) -> Chart:
         caption,
         "position in the block of draft tokens",
         "share of rounds accepted",
-        tuple(series),
+        series,
         y_range=(0.0, 1.0),
         ticks=tuple(float(i) for i in range(1, len(closed) + 1)),
     )
