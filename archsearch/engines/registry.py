@@ -1,5 +1,4 @@
-"""The engines that archsearch runs, made by name. What they are and can do is in
-`archsearch.engine_facts`, a row each."""
+"""The engines that archsearch runs, made by name."""
 
 from __future__ import annotations
 
