@@ -66,7 +66,7 @@ def write_files(folder: Path, sections: Sequence[Section]) -> list[Path]:
             [" | ".join(filter(None, (cell.text, cell.below))) for cell in row]
             for row in table.cells
         ]
-        files.write_text(path, _csv([table.header, *rows]))
+        files.write_text(path, _csv([table.names, *rows]))
         written.append(path)
     return written
 

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Final
 from archsearch.records import Stored
 from archsearch.report.charts import Chart, colour, line
 from archsearch.report.phrases import millions
-from archsearch.report.section import Section, Table, columns, text_cell
+from archsearch.report.section import Section, Table, text_cell
 from archsearch.search.objective import Score
 from archsearch.speedup import error_by_term
 
@@ -141,13 +141,11 @@ def _percent(lead: float) -> str:
     return f"{100 * abs(math.expm1(lead)):.1f} % {'ahead' if lead >= 0 else 'behind'}"
 
 
-_WINNER: Final = columns(
+_WINNER: Final = (
     "run | draft | params | gamma | alpha | tau | draft ms | verify ms | plain ms | predicted |"
     " measured"
 )
-_LEAD: Final = columns(
-    "conditions | first's | second's | lead | tokens | drafting | verifying | engine"
-)
+_LEAD: Final = "conditions | first's | second's | lead | tokens | drafting | verifying | engine"
 
 
 def compare_section(found: Comparison) -> Section:

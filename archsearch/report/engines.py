@@ -13,7 +13,7 @@ from archsearch.report.charts import SERIES, Chart, line
 from archsearch.report.families import led_by_rival, title_of, with_heads
 from archsearch.report.headline import Headline, headline, with_text
 from archsearch.report.reading import Reading
-from archsearch.report.section import Rows, Section, Table, columns, text_cell, value_cell
+from archsearch.report.section import Rows, Section, Table, text_cell, value_cell
 from archsearch.runs.confirmed import Exact, Judged
 from archsearch.runs.run import Run
 from archsearch.runs.tables import Way
@@ -181,7 +181,7 @@ def section_engines(reading: Reading, dtype: str) -> Section:
     return Section(
         title,
         lines[:2],
-        [Table(columns(_WAYS), rows)],
+        [Table(_WAYS, rows)],
         [chart],
         [
             "Best drafter: the largest speed-up in that engine, of what was run or is ranked here"

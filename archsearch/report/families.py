@@ -15,7 +15,7 @@ from archsearch.progress import human_time
 from archsearch.report.charts import SERIES, Chart, line
 from archsearch.report.headline import Headline, where_words
 from archsearch.report.phrases import exported_for, shell_path, speedup_words, unprofiled_words
-from archsearch.report.section import Cell, Rows, Section, Table, columns, text_cell, value_cell
+from archsearch.report.section import Cell, Rows, Section, Table, text_cell, value_cell
 from archsearch.runs.run import Run
 from archsearch.runs.tables import EngineComparison, FamilyRow, Rival, Silent
 
@@ -149,9 +149,7 @@ def found_section(rows: Sequence[FamilyRow]) -> Section:
     )
     note = words + (states if any(row.states_s >= 1.0 for row in rows) else "")
     own = [f"{title_of(row.family)}: {row.note}." for row in rows if row.note]
-    return Section(
-        "The best of each family", tables=[Table(columns(_FOUND), cells, 0)], notes=[note, *own]
-    )
+    return Section("The best of each family", tables=[Table(_FOUND, cells, 0)], notes=[note, *own])
 
 
 def _training(row: FamilyRow) -> Cell:
@@ -188,7 +186,7 @@ def compared_section(item: EngineComparison) -> Section:
     own = [f"{title_of(row.family)}: {words}." for row in item.rows if (words := _row_words(row))]
     return Section(
         f"Side by side in {engine}",
-        tables=[Table(columns(_COMPARED), cells)],
+        tables=[Table(_COMPARED, cells)],
         charts=_charts(item, engine),
         notes=[note.strip(), *own],
     )

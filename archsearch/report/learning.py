@@ -12,7 +12,7 @@ from archsearch.records import WRONG_SHAPE
 from archsearch.report.charts import MARK, Chart, Series, colour, gain_chart, line
 from archsearch.report.phrases import count_words
 from archsearch.report.reading import Reading, Shown
-from archsearch.report.section import Cell, Rows, Section, Table, columns, text_cell, value_cell
+from archsearch.report.section import Cell, Rows, Section, Table, text_cell, value_cell
 from archsearch.runs.candidate import TrainingLook, TrainingRecord
 from archsearch.runs.state import ClimbState, RungRow
 
@@ -101,7 +101,7 @@ def section_learning(reading: Reading) -> Section:
                 text_cell(record.stopped or "-", wrap=True),
             ]
         )
-    header = columns(
+    header = (
         "shape | distinct tokens | seen | epochs | training loss | best alpha | kept at |"
         " at the end | time | stopped"
     )
@@ -271,7 +271,7 @@ def section_rungs(state: ClimbState | None) -> Section:
         ]
         for record in trained
     ]
-    header = columns(
+    header = (
         "round | shape | tokens | time | alpha then | alpha at the end | speed-up at the end |"
         " outcome"
     )
@@ -283,7 +283,7 @@ def section_rungs(state: ClimbState | None) -> Section:
         "alpha then: measured after that many tokens, on answers kept out of training, the same"
         f" for all shapes. At the end: expected after the full training. {words}"
     )
-    brief = columns("round | shape | speed-up at the end | tokens | time | alpha then")
+    brief = "round | shape | speed-up at the end | tokens | time | alpha then"
     return Section("The climb", tables=[Table(header, rows, brief=brief)], notes=[note])
 
 

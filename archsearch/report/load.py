@@ -11,7 +11,7 @@ from typing import Final
 from archsearch.engine_facts import engine_title
 from archsearch.estimate import Estimate
 from archsearch.report.charts import MARK, SERIES, Chart, Series, depth_colour, gain_chart, line
-from archsearch.report.section import Cell, Rows, Section, Table, columns, text_cell, value_cell
+from archsearch.report.section import Cell, Rows, Section, Table, text_cell, value_cell
 from archsearch.runs.confirmed import REST, SCHEDULED, LoadRecord, LoadRow, ScheduleRun
 from archsearch.schedule import GammaSchedule, ranges_words
 
@@ -106,11 +106,11 @@ def _speedup_table(load: LoadRecord) -> Table:
         ]
         for row in load.rows
     ]
-    header = columns(
+    header = (
         "served with | in flight | gamma | speed-up, predicted | measured | error"
         " | with counted tau | tau, tokens | tokens/s alone | with draft"
     )
-    brief = columns(
+    brief = (
         "served with | in flight | measured | speed-up, predicted | error | tau, tokens |"
         " tokens/s alone | with draft"
     )
@@ -135,7 +135,7 @@ def _terms_part(load: LoadRecord) -> Section:
         rows.append([*cells, _percent(shares[REST]), _percent(row.relative_error)])
     if not rows:
         return Section()
-    header = columns(
+    header = (
         "served with | in flight | target alone | draft | verify | overhead | tau | rest"
         " | error of the speed-up"
     )
@@ -167,7 +167,7 @@ def _schedule_part(schedule: ScheduleRun | None) -> Section:
         ]
         for row in schedule.verdict
     ]
-    header = columns(
+    header = (
         "in flight | gamma of the schedule | speed-up, schedule | best other"
         " | speed-up, best other | not shown to be worse"
     )

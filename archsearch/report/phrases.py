@@ -15,7 +15,6 @@ from archsearch.estimate import Estimate
 from archsearch.models.gguf_file import kind_of_drafts
 from archsearch.paths import shown
 from archsearch.records import Maybe, as_data
-from archsearch.report.section import columns
 from archsearch.runs.confirmed import Confirmed, Judged
 from archsearch.runs.tables import EngineComparison
 from archsearch.search.objective import MixScore, Score
@@ -179,7 +178,7 @@ UNITS: Final = {
     "throughput": " tokens/s",
     "tokens_per_device": " tokens/s a device",
 }
-PART_HEADER: Final = columns(
+PART_HEADER: Final = (
     "part | share | context | running | gamma | alpha | ms a token | without | first token ms |"
     " tokens/s | without | speed-up"
 )
