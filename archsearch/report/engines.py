@@ -85,7 +85,6 @@ def _kinds(ways: Sequence[Way]) -> set[tuple[str, str]]:
 
 
 def _unpriced(reading: Reading, ways: Sequence[Way]) -> dict[str, str]:
-    """Engines of which `ways` know nothing, each with the command that measures them."""
     if reading.engines is None:
         return {}
     known = {way.engine for way in ways}

@@ -198,8 +198,6 @@ def _opening(run: Run, head: Headline, options: Sequence[Shown], curves: Curves 
 
 
 def _serve(run: Run, options: Sequence[Shown], curves: Curves | None) -> Section:
-    """The command that serves the target with what one can have today; empty where nothing is at
-    hand, or not by a command."""
     today = best_at_hand(options, trained=False)
     at = curves.at if curves is not None else {}
     ranks = run.arguments.get("tensor_parallel") or at.get("tensor_parallel")

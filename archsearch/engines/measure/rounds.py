@@ -148,7 +148,6 @@ def measure_rounds(
 
 
 def _run(asked: RoundRequest, case: RoundCase, engine: Engine, shape: RoundShape) -> Measurement:
-    """The row of one case: seconds of its whole rounds (or plain steps), a warm-up apart."""
     options: dict[str, Any] = {}
     if case.draft is not None and engine.facts.synthesises:
         options["synthetic"] = synthetic(case.gamma)

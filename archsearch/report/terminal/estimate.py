@@ -241,7 +241,6 @@ def _waiting(result: Estimated) -> list[str]:
 
 
 def _said(result: Estimated) -> list[str]:
-    """What changes how the numbers are to be read, most important first."""
     unprofiled = latency_warning(result.latency, result.target)
     said = [f"WARNING: {text}." for text in (unprofiled, *result.warnings) if text]
     said += [*_waiting(result), *result.prompts_words()]
@@ -294,8 +293,6 @@ def _table(entries: Sequence[Entry], header: str) -> str:
 
 
 def _round(entry: Entry, alike: bool) -> str:
-    """What decides the draft's round, how deep it could be, and, where the engine does not run all
-    drafters `alike`, how it runs this one."""
     free, how = entry.free_layers, entry.engine_class
     parts = [
         round_words(entry.score),

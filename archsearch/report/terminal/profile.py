@@ -171,7 +171,6 @@ ROUNDS: Final = (
 
 
 def _ms(fit: AddedFit) -> dict[str, float]:
-    """What an engine adds, in ms; 0 of what was not measured."""
     costs = fit.to_dict()
     known = ("plain_s", "round_s", "token_s", "layer_s")
     return {name: 1e3 * costs.get(name, 0.0) for name in known}

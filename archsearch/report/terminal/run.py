@@ -238,8 +238,6 @@ def _ended(why: str) -> list[str]:
 
 
 def _divergence_lines(divergence: Divergence | None, measured: Estimate) -> list[str]:
-    """What alpha the divergence from the target on held-out text says; a warning where the measured
-    one is far from it."""
     if divergence is None:
         return []
     (low, high), nats = DIVERGENCE_RANGE, f"{divergence.nats:.2f} nats a token"
