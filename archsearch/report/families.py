@@ -89,12 +89,12 @@ def led_by_rival(head: Headline, run: Run, compared: Sequence[EngineComparison])
         *([f"{title}: {best.note}."] if best.note else []),
         f"Without it, rank {lead.rank}: {head.title}",
     ]
-    steps, made_for = [], exported_for(best)
+    steps, engine = [], exported_for(best)
     if best.family in HEAD_FAMILIES:
-        steps = [_written(run, best.family, made_for)]
+        steps = [_written(run, best.family, engine)]
     elif best.rank is not None and ENGINES[best.engine].gguf:
         words = "Write its draft as a folder that the engine loads, with the options above"
-        what = f"--rank {best.rank} --output {best.family}{made_for}"
+        what = f"--rank {best.rank} --output {best.family}{engine}"
         steps = [(words, f"archsearch export {shell_path(run.path)} {what}")]
     first = f"Speculation pays {where_words(run)}: {speedup_words(best)}, with {title} at gamma"
     answer = f"{first} {best.gamma}."
@@ -102,9 +102,10 @@ def led_by_rival(head: Headline, run: Run, compared: Sequence[EngineComparison])
     return replace(head, title=answer, lines=[*lines, *head.lines], next=steps)
 
 
-def _written(run: Run, family: str, made_for: str = "") -> tuple[str, str]:
-    command = f"archsearch export {shell_path(run.path)} --family {family} --output head-{family}"
-    return f"Write the {title_of(family)} as a folder that engines load", f"{command}{made_for}"
+def _written(run: Run, family: str, engine: str = "") -> tuple[str, str]:
+    what = f"--family {family} --output head-{family}{engine}"
+    command = f"archsearch export {shell_path(run.path)} {what}"
+    return f"Write the {title_of(family)} as a folder that engines load", command
 
 
 def engine_of(run: Run, family: str) -> str:
@@ -223,19 +224,20 @@ def order_words(item: EngineComparison) -> str:
 
 
 def _charts(item: EngineComparison, engine: str) -> list[Chart]:
-    found = [(row, row.predicted) for row in item.rivals]
-    pairs = [(row, predicted) for row, predicted in found if predicted is not None]
-    if not pairs:
+    found = [
+        (title_of(row.family), row.predicted, row.speedup)
+        for row in item.rivals
+        if row.predicted is not None
+    ]
+    if not found:
         return []
-    looked = {
-        ("predicted", SERIES[4]): [(title_of(row.family), predicted) for row, predicted in pairs],
-        (f"measured in {engine}", SERIES[0]): [
-            (title_of(row.family), row.speedup) for row, _ in pairs
-        ],
+    bars = {
+        ("predicted", SERIES[4]): [(name, gain) for name, gain, _ in found],
+        (f"measured in {engine}", SERIES[0]): [(name, gain) for name, _, gain in found],
     }
     series = [
-        line(name, bars, "bounds", kind="bar", colour=colour)
-        for (name, colour), bars in looked.items()
+        line(name, gains, "bounds", kind="bar", colour=colour)
+        for (name, colour), gains in bars.items()
     ]
     caption = (
         "Speed-up over the target alone, predicted from profile and held-out text, and measured;"

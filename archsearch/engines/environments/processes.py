@@ -306,9 +306,8 @@ def pip_install(
 
 
 def remove_broken(inside: Path, known: Recipe, log: Log) -> None:
-    """Uninstall the `removable` packages that do not import: PyPI's torchvision and torchaudio are
-    built for CUDA's torch, do not load beside the CPU's, and transformers fails where it finds them
-    broken. vLLM does without them."""
+    """Uninstall the `removable` packages that do not import: PyPI's are built for CUDA's torch, and
+    transformers fails where it finds them broken."""
     broken = []
     for name in known.removable:
         program = (

@@ -114,8 +114,7 @@ SETTLE_S: Final = 5.0
 
 
 class VllmServerEngine:
-    """vLLM servers that run already: `settings.server_url` with the target and its draft,
-    `settings.baseline_url` with the target alone. Without a tokenizer the text is the server's.
+    """vLLM servers that run already (see `Reached`). Without a tokenizer the text is the server's.
 
     dtype, mode, threads, tensor_parallel and max_len of `settings` are the server's own business.
     Answers are timed here, with the network in between. `finished` has the results of the last

@@ -293,5 +293,4 @@ class Worker:
 
 
 if __name__ == "__main__":
-    channel = claim_stdout()
-    serve(Worker(), channel)
+    serve(Worker(), claim_stdout())

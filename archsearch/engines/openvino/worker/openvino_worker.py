@@ -426,6 +426,5 @@ class Worker:
 
 
 if __name__ == "__main__":
-    channel = claim_stdout()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    serve(Worker(), channel)
+    serve(Worker(), claim_stdout())
