@@ -232,13 +232,14 @@ class ChildEngine:
     """An engine whose `worker` runs in an interpreter of its own: `start` loads it, `stop` ends the
     process, which frees all.
 
-    A subclass names itself (as in --engine) and its worker, and fills in the hooks; what it can is
-    in its EngineFacts.
+    A subclass names itself (as in --engine), its worker and the settings that this is `told`, and
+    fills in the hooks; what it can is in its EngineFacts.
     """
 
     name: ClassVar[str]
     worker: ClassVar[Path]
     environment: ClassVar[Mapping[str, str]] = {}
+    told: ClassVar[tuple[str, ...]] = ()
     gamma = 0
     _child: Child | None = None
     _steps: tuple[EngineStep, ...] = ()
@@ -258,8 +259,8 @@ class ChildEngine:
         """Raise ArchsearchError for what this engine, as it was started, cannot generate."""
 
     def request(self) -> dict[str, object]:
-        """What the worker reads of the settings when it starts."""
-        return {}
+        """What this worker reads besides when it starts."""
+        return {name: getattr(self.settings, name) for name in self.told}
 
     def prepared(self, sources: Sequence[str]) -> list[str]:
         """The models in the form that the worker loads, target first."""

@@ -39,6 +39,7 @@ class LlamaCppEngine(ChildEngine):
 
     name = "llama.cpp"
     worker = WORKER
+    told = ("threads", "time_passes")
 
     def check(self, draft: ModelSource | None, gamma: int, schedule: Ranges) -> None:
         if isinstance(draft, Chained):
@@ -91,9 +92,6 @@ class LlamaCppEngine(ChildEngine):
         if isinstance(model, Path) and is_gguf(model):
             return str(model.resolve())
         return super()._source(model)
-
-    def request(self) -> dict[str, object]:
-        return {"threads": self.settings.threads, "time_passes": self.settings.time_passes}
 
     def _interpreter(self) -> Path:
         """A llama-server of the user's own needs nothing but Python beside it."""

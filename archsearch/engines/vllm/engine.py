@@ -30,6 +30,7 @@ class VllmEngine(ChildEngine):
 
     name = "vllm"
     worker = WORKER
+    told = ("mode", "tensor_parallel", "device", "memory_share")
     environment = {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -56,13 +57,8 @@ class VllmEngine(ChildEngine):
 
     def request(self) -> dict[str, object]:
         settings, formats = self.settings, self.facts.quantises
-        asked = {
-            "mode": settings.mode,
-            "tensor_parallel": settings.tensor_parallel,
-            "device": settings.device,
-            "memory_share": settings.memory_share,
-            "draft_quantization": formats.get(settings.draft_dtype or ""),
-        }
+        quantised = formats.get(settings.draft_dtype or "")
+        asked = super().request() | {"draft_quantization": quantised}
         if settings.dtype in formats:  # of the weights; all else is in 16 bits
             asked |= {"dtype": "bfloat16", "quantization": formats[settings.dtype]}
         return asked

@@ -21,6 +21,7 @@ from archsearch.report.families import compared_section, engine_of
 from archsearch.report.load import section_load
 from archsearch.report.phrases import exported_for, shell_path
 from archsearch.report.reading import read_run
+from archsearch.report.section import Section
 from archsearch.report.terminal.layout import plus_minus, section_lines, table
 from archsearch.runs.candidate import Divergence, TrainingRecord
 from archsearch.runs.confirmed import Confirmed, LoadRecord
@@ -253,9 +254,13 @@ def _divergence_lines(divergence: Divergence | None, measured: Estimate) -> list
 
 def confirm_text(found: Confirmed, run: Path, rank: int) -> str:
     """A confirmation by prompt."""
-    lines = section_lines(section_confirmed(found, rank, found.architecture))
-    took = f"Measured in {human_time(found.seconds)}."
-    return "\n".join([*lines, took, "", _next(found, run, rank)])
+    section = section_confirmed(found, rank, found.architecture)
+    return _measured(section, found.seconds, _next(found, run, rank))
+
+
+def _measured(section: Section, seconds: float, after: str) -> str:
+    took = f"Measured in {human_time(seconds)}."
+    return "\n".join([*section_lines(section), took, "", after])
 
 
 def engines_text(run: Path) -> str:
@@ -282,9 +287,8 @@ def load_text(found: LoadRecord, run: Path, rank: int) -> str:
     after = f"export {named} --output my-draft"
     if found.synthetic:
         after = f"train {named} --budget 30m"
-    took = f"Measured in {human_time(found.seconds)}."
     section = section_load(found, rank, found.architecture)
-    return "\n".join([*section_lines(section), took, "", f"Next: archsearch {after}"])
+    return _measured(section, found.seconds, f"Next: archsearch {after}")
 
 
 def families_text(found: EngineComparison, run: Path) -> str:

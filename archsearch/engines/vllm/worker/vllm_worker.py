@@ -60,8 +60,6 @@ class Worker:
         self.clock = PassClock()
         self.planned: list[Any] = []
 
-    # -- start
-
     def versions(self, _: Message) -> Message:
         return {"version": checked_version()}
 
@@ -161,8 +159,6 @@ class Worker:
             for metric in self.llm.get_metrics()
             if metric.name == "vllm:num_preemptions"
         )
-
-    # -- generate
 
     @telling
     def generate(self, ask: Message) -> Message:
@@ -273,8 +269,6 @@ class Worker:
                 }
             )
         return steps
-
-    # -- logits
 
     @telling
     def logits(self, ask: Message) -> Message:
