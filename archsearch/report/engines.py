@@ -20,7 +20,6 @@ from archsearch.runs.tables import Way
 
 NOTABLE: Final = 1.1
 """Assumed: a machine slower than the profile's by more has that said beside what it measured."""
-_WAYS: Final = "engine | precision | drafter | gamma | tokens/s | same text"
 
 
 def ways_of(reading: Reading) -> list[Way]:
@@ -180,7 +179,7 @@ def section_engines(reading: Reading, dtype: str) -> Section:
     return Section(
         title,
         lines[:2],
-        [Table(_WAYS, rows)],
+        [Table("engine | precision | drafter | gamma | tokens/s | same text", rows)],
         [chart],
         [
             "Best drafter: the largest speed-up in that engine, of what was run or is ranked here"
