@@ -1,5 +1,9 @@
 """The verdict over engines: the fastest way to run the target on this machine, with or without a
-draft (docs/engines.md)."""
+draft.
+
+A speed-up is over the same engine alone, and engines differ by more than drafts bring: compared are
+tokens per second, at one precision. What was measured takes a prediction's place.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +28,11 @@ NOTABLE: Final = 1.1
 
 def ways_of(reading: Reading) -> list[Way]:
     """Every engine alone and with its best drafter (of the largest speed-up), fastest first: as
-    measured (what else a machine does only slows: alone by the quickest run alone, and with a
-    drafter that times what it brought in turns), else as predicted."""
+    measured, else as predicted.
+
+    What else a machine does only slows: alone is the quickest run alone, and with a drafter that
+    times what the drafter brought in turns with it.
+    """
     ran: dict[tuple[str, str], list[tuple[Judged, str]]] = {}
     for item in reading.candidates:
         for each in filter(None, (item.confirmed, *item.elsewhere)):

@@ -32,9 +32,11 @@ class LlamaCppEngine(ChildEngine):
     """llama.cpp's server, with as many slots as requests in flight; a server for each gamma, which
     llama.cpp fixes when it starts.
 
-    Greedy answers are the target's own in the same precision, where passes of several tokens take
-    the same kernels as passes of one. Rounds and their seconds are the server's own clock; the
-    first token comes with the prompt.
+    Folders become GGUF once, in the precision of `settings.dtype` (drafts `settings.draft_dtype`),
+    and are kept in the cache by content; GGUF files are taken as they are. Greedy answers are the
+    target's own in the same precision, where passes of several tokens take the same kernels as
+    passes of one. Rounds and their seconds are the server's own clock; the first token comes with
+    the prompt.
     """
 
     name = "llama.cpp"

@@ -133,8 +133,12 @@ def measure_overhead(
     progress: Progress = silent,
 ) -> list[Measurement]:
     """Rows of kind `engine` for transformers: seconds beyond the forward passes, per plain token
-    (gamma 0) and per round, for each of GAMMAS with drafts of each of DRAFT_LAYERS, which take
-    turns `rounds` times; each a difference, stored as it is, with its std."""
+    (gamma 0) and per round, for each of GAMMAS with drafts of each of DRAFT_LAYERS; each a
+    difference, stored as it is, with its std.
+
+    Plain and speculative generations alternate `rounds` times, each divided by the probe run just
+    before and after it.
+    """
     trial = _Trial(bench, target, dtype)
     return measured_rows(trial.measure, trial.row, rounds, progress)
 

@@ -1,8 +1,10 @@
 """Rows of a Profile out of an engine's own steps: its passes of target and draft, and what a step
 takes beside them.
 
-An engine that serves has kernels of its own, so its passes are measured in it (docs/engines.md).
-Where it can, acceptance is synthetic, so that the caches fill as they do in use.
+An engine that serves has kernels of its own, so its passes are measured in it: the target alone at
+several batch sizes, then a few drafts with random weights of shapes that span the space, each at
+other gammas for each batch size. Where the engine can, acceptance is synthetic, so that the caches
+fill as they do in use.
 
 What an engine runs around a drafter that is no model (the states it hands over, the scatter of
 trimmed logits, a loop over heads, a search through the text) lies outside of the passes that it

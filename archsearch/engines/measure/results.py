@@ -11,8 +11,12 @@ from archsearch.speedup import RoundTerms
 @dataclass(frozen=True, slots=True)
 class Difference:
     """The first token at which target alone and target + draft disagree on a prompt, and what the
-    target thinks of both. `logit_gap`: logit(alone) - logit(with draft) in a single pass over the
-    common prefix."""
+    target thinks of both.
+
+    `logit_gap`: logit(alone) - logit(with draft) in a single pass over the common prefix. About the
+    rounding error of the dtype: a tie that a 1-token and a (gamma + 1)-token pass break
+    differently. Large: something is wrong.
+    """
 
     prompt_id: str
     position: int
@@ -26,7 +30,7 @@ class Difference:
 @dataclass(frozen=True, slots=True)
 class Identity:
     """How many answers are the same token by token, and where the others part. None of it applies
-    to sampling."""
+    to sampling. `alpha`: of the runs that were compared, where a check of its own made them."""
 
     prompts: int
     identical: int
@@ -46,8 +50,11 @@ class CategoryResult:
 
 @dataclass(frozen=True, slots=True)
 class BestOf:
-    """What it costs to report the best of several gammas that ran on the same prompts (see
-    `figures.choice_cost`)."""
+    """What it costs to report the best of several gammas that ran on the same prompts.
+
+    `optimism`: by how much the best one's median speed-up is too high because it was picked for it;
+    `share`: of the bootstrap's draws in which it was the best again.
+    """
 
     gammas: tuple[int, ...]
     optimism: float
@@ -56,9 +63,14 @@ class BestOf:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One way to serve beside the target alone; docs/files.md explains the fields. Figures that
-    have a default are not in every file of an older version; `speedup` is None for the target
-    alone."""
+    """One way to serve beside the target alone. Figures that have a default are not in every file
+    of an older version.
+
+    `speedup`: its std and 5-95 % `speedup_interval` by bootstrap; None for the target alone.
+    `accepted_by_position`: share of whole rounds in which position i was accepted (unconditional).
+    `draft_s`, `rest_s`: median seconds of all passes of the draft in a round, and of what is
+    neither that nor the target's pass; None where the engine does not report them.
+    """
 
     engine_version: str = ""
     gamma: int
@@ -95,8 +107,22 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class ByPrompt(Measured):
-    """What one drafter at one gamma did, prompt by prompt: the measured part of confirmed.json,
-    whose fields and units docs/files.md explains."""
+    """What one drafter at one gamma did, prompt by prompt.
+
+    `alpha`: accepted / (accepted + rejected), std by bootstrap over prompts. `tau`: tokens per
+    round, bonus included, whole rounds only.
+    `speedup`: median over prompts of (time per token alone / with the drafter), both after the
+    first tokens arrived; `speedup_pooled`: all tokens over all seconds, the same window;
+    `speedup_end_to_end`: pooled with prefill. `speedup_interval` covers both ways of counting: the
+    same draws of prompts give a median and a pooled speed-up each, and it reaches from the lower
+    5 % quantile of the two to the higher 95 %. `best_of`: only for the best of several gammas; its
+    interval's lower end bears the optimism of the choice.
+    `tokens_per_s`, `baseline_tokens_per_s`: pooled over the decode window; `decode_s`: median
+    seconds a token alone; `round_s`: median seconds a round; `verify_s`: of the target's pass in a
+    whole round. `tokens_per_step`: tokens a pass of the target after a request's first, whether it
+    verified drafts or not, and `drafting_share`: whole rounds among those passes; both matter for
+    drafters that do not always propose.
+    """
 
     engine: str
     engine_version: str = field()
@@ -134,8 +160,13 @@ class ByPrompt(Measured):
 
 @dataclass(frozen=True, kw_only=True)
 class UnderLoad(Measured):
-    """One variant at one concurrency: the measured part of a row of load-<engine>.json
-    (docs/files.md). `tau`: tokens per round and request, over the rounds that were timed."""
+    """One variant at one concurrency.
+
+    `speedup`: median over repeats of (tokens/s of this variant / of the target alone in the same
+    repeat). `tokens_per_s`: median over repeats, all requests together. `tau`: tokens per round and
+    request, over the rounds that were timed. `step_s`, `target_s`: median seconds of a step, and of
+    the target's pass. `batch_steps`: steps timed. `repeats_s`: seconds per token of each repeat.
+    """
 
     variant: str
     concurrency: int
@@ -150,8 +181,11 @@ class UnderLoad(Measured):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleVerdict:
-    """The schedule at one concurrency against the best of always off (1.0) and every fixed gamma
-    (docs/files.md). `margin`: None in files of before that field."""
+    """The schedule at one concurrency against the best of always off (1.0) and every fixed gamma.
+
+    `holds`: it is not shown to be worse, which is less than being as good: it may lose up to
+    `margin`, two std of the difference, unseen (None in files of before that field).
+    """
 
     concurrency: int
     gamma: int

@@ -20,9 +20,11 @@ WORKER: Final = Path(__file__).parent / "worker" / "openvino_worker.py"
 class OpenVinoEngine(ChildEngine):
     """OpenVINO GenAI in a child process (docs/engines.md).
 
-    With a draft `first_s` ends with the first round: the draft reads the prompt in it, in the
-    request's second step, which is marked `prefill` too. Lookup tries n-grams of one token and
-    more, whatever the shortest is that was asked for.
+    With a draft a temperature above 0 is refused: OpenVINO GenAI then accepts by the probabilities
+    of two different tokens, so it does not sample from the target. `first_s` ends with the first
+    round then: the draft reads the prompt in it, in the request's second step, which is marked
+    `prefill` too. Lookup tries n-grams of one token and more, whatever the shortest is that was
+    asked for.
     """
 
     name = "openvino"
@@ -68,7 +70,6 @@ class OpenVinoEngine(ChildEngine):
             )
 
     def check_prompts(self, prompts: Sequence[EnginePrompt], sampling: Sampling) -> None:
-        # it accepts by the probabilities of two different tokens
         if sampling.temperature > 0 and self.gamma:
             raise ArchsearchError(
                 "OpenVINO GenAI does not sample from the target when a draft helps, so temperature"

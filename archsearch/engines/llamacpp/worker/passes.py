@@ -1,9 +1,14 @@
 """Passes of llama.cpp with a clock around each: the rounds that its server ran, run again by the
-package's own library (docs/engines.md), in the server's order and against as many cached tokens;
-the draft's over what was verified is the server's `common_speculative_process`.
+package's own library.
 
-They run in a process of their own, this script: libgomp's threads wait by sleeping where a process
-has more of them than cores (gomp_throttled_spin_count_var in its source).
+The server times whole rounds. The library exports `llama_decode`, so their passes are run once
+more, in the server's order and against as many cached tokens: gamma draft passes of one token, the
+target's over gamma + 1 with the head for every row, and the draft's over the same gamma + 1
+(`common_speculative_process`).
+
+They run in a process of their own, this script: beside the server's threads on all of two cores
+they took 22 to 60 ms for 11 (Q4_0). libgomp's threads wait by sleeping where a process has more of
+them than cores (gomp_throttled_spin_count_var in its source).
 """
 
 from __future__ import annotations

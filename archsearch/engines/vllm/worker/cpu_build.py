@@ -156,8 +156,12 @@ def expand_works(expand: Callable[..., None]) -> bool:
 
 
 def mend_cpu_build(ask: Mapping[str, Any]) -> None:
-    """Put plain torch where the CPU build falls short: the fallback that expands temperatures may
-    write into an integer copy. Worker processes (tensor parallel) do not see the replacement."""
+    """Put plain torch where the CPU build falls short.
+
+    Its fallbacks for Triton kernels lack synthetic acceptance, and the one that expands
+    temperatures may write into an integer copy. Worker processes (tensor parallel) do not see the
+    replacement.
+    """
     synthetic = bool(ask.get("synthetic"))
     import torch
     from vllm.triton_utils import HAS_TRITON
