@@ -13,7 +13,7 @@ from contextlib import suppress
 import click
 
 from archsearch import __version__
-from archsearch.cli.options import Command
+from archsearch.cli.options import Command, as_json
 from archsearch.errors import ArchsearchError, missing_extra
 from archsearch.records import encoded
 
@@ -41,20 +41,17 @@ class Group(click.Group):
         try:
             return super().invoke(context)
         except ArchsearchError as error:
-            click.echo(f"Error: {one_line(str(error))}", err=True)
-            context.exit(error.exit_code)
+            words, code = one_line(str(error)), error.exit_code
         except click.UsageError as error:  # click prints three lines of usage around it
             if isinstance(error, click.exceptions.NoArgsIsHelpError):
                 raise
             where = error.ctx.command_path if error.ctx else "archsearch"
-            click.echo(f"Error: {one_line(error.format_message())} (see {where} --help)", err=True)
-            context.exit(error.exit_code)
+            words = f"{one_line(error.format_message())} (see {where} --help)"
+            code = error.exit_code
         except ModuleNotFoundError as error:
-            words = missing_extra(error)
-            if words is None:
+            words, code = missing_extra(error) or "", 2
+            if not words:
                 raise
-            click.echo(f"Error: {words}", err=True)
-            context.exit(2)
         except OSError as error:
             if error.errno == errno.EPIPE:  # click ends quietly where nobody reads on
                 raise
@@ -62,18 +59,19 @@ class Group(click.Group):
             unwritable = error.errno in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT)
             advice = "; free space or choose a folder you can write to" if unwritable else ""
             words = one_line(f"{error.strerror or error}{where}{advice}")
-            click.echo(f"Error: {words}. What was finished is kept.", err=True)
-            context.exit(2)
+            words, code = f"{words}. What was finished is kept.", 2
         except KeyboardInterrupt as error:  # which says so where the same command does not go on
             words = str(error) or "stopped. What was finished is kept; run the same command again"
-            words = f"{words[0].upper()}{words[1:]}."
-            click.echo(f"\n{words}", err=True)
+            click.echo(f"\n{words[0].upper()}{words[1:]}.", err=True)
             context.exit(130)
+        click.echo(f"Error: {words}", err=True)
+        context.exit(code)
 
 
-def emit(answer: object, text: str, as_json: bool) -> None:
-    """The human text, or the JSON object of a record (or a dict) alone on the last line."""
-    click.echo(json.dumps(encoded(answer)) if as_json else text)
+def emit(answer: object, text: str = "") -> None:
+    """The human text ("": that of the record itself) or, with --json, a record (or a dict) as an
+    object alone on the last line."""
+    click.echo(json.dumps(encoded(answer)) if as_json() else text or str(answer))
 
 
 def one_line(text: str) -> str:

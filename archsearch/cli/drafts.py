@@ -74,7 +74,6 @@ def train(
     prompts: Path | None,
     curve: Path | None,
     family: str,
-    as_json: bool,
     **of_head: Any,
 ) -> None:
     """Distil one candidate further, on text the target wrote. Resumes; every candidate of a run
@@ -99,24 +98,19 @@ def train(
                 " medusa, or leave it out"
             )
         from archsearch.pipeline.train import Taken, train_rank
-        from archsearch.report.terminal.run import train_text
 
         taken = Taken(weights, prompts, curve) if weights and prompts else None
         if (taken is None and (weights or prompts or curve)) or (taken and o.set_by_user("budget")):
             raise ArchsearchError(
                 "--weights and --prompts go together, --curve only with them, --budget without"
             )
-        result = train_rank(run, rank, budget, taken)
-        emit(result, train_text(result), as_json)
-        return
+        return emit(train_rank(run, rank, budget, taken))
     if weights or prompts or curve:
         raise ArchsearchError("--weights goes with --rank, whose family it has; leave --family out")
     from archsearch.pipeline.heads import head_plan
     from archsearch.pipeline.train import train_family
-    from archsearch.report.terminal.run import head_text
 
-    head = train_family(run, head_plan(family, **of_head, run=run), budget)
-    emit(head, head_text(head), as_json)
+    emit(train_family(run, head_plan(family, **of_head, run=run), budget))
 
 
 @main.command()
@@ -197,7 +191,7 @@ def train(
     o.opt("--timeout timeout_s", "Longest wait for one answer of the engine.", o.TIME, "10m"),
 )
 @o.json_option
-def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> None:
+def confirm(run: Path, rank: int, count: int, **options: Any) -> None:
     """Run target alone and target + draft in a real engine, interleaved, and compare with the
     prediction.
 
@@ -249,18 +243,18 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
     if families:
         request = FamilyRequest(families, gammas, rank, count, prompts)
         compared = confirm_families(session, request, choice)
-        emit(compared, families_text(compared, run) + engines_text(run), as_json)
+        emit(compared, families_text(compared, run) + engines_text(run))
     elif loaded:
         usual = (1, 2, 4, 8) if options["schedule"] else (1,)
         options["concurrencies"] = options["concurrencies"] or usual
         record = confirm_load(session, LoadRequest(rank, **options), choice)
-        emit(record, load_text(record, run, rank), as_json)
+        emit(record, load_text(record, run, rank))
     else:
         asked = {"gammas": gammas, "prompt_count": count, "prompts": prompts, "choice": choice}
         # an engine of its own would load the target again for each
         close = engine_facts(choice.name or session.request.engine).in_process
         result = confirm_rank(session, rank, close=close, **asked)
-        emit(result, confirm_text(result, run, rank) + engines_text(run), as_json)
+        emit(result, confirm_text(result, run, rank) + engines_text(run))
 
 
 @main.command()
@@ -274,12 +268,7 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
 )
 @o.json_option
 def schedule(
-    run: Path,
-    rank: int,
-    engine: str | None,
-    batch_sizes: tuple[int, ...],
-    family: str,
-    as_json: bool,
+    run: Path, rank: int, engine: str | None, batch_sizes: tuple[int, ...], family: str
 ) -> None:
     """The best gamma of a candidate at each batch size, and where speculation should be off; export
     writes it for the engines.
@@ -291,11 +280,8 @@ def schedule(
     """
     from archsearch.pipeline import SearchSession, schedule_rank
     from archsearch.pipeline.schedule import schedule_head
-    from archsearch.report.terminal.run import schedule_text
 
     session = SearchSession.reopen(run)
     if family != "independent":
-        result = schedule_head(session, family, engine, batch_sizes)
-    else:
-        result = schedule_rank(session, rank, engine, batch_sizes)
-    emit(result, schedule_text(result), as_json)
+        return emit(schedule_head(session, family, engine, batch_sizes))
+    emit(schedule_rank(session, rank, engine, batch_sizes))

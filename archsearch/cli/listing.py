@@ -119,7 +119,7 @@ LISTINGS: Final[dict[str, Callable[[], Listing]]] = {
 @main.command("list")
 @click.argument("what", type=click.Choice(list(LISTINGS)))
 @o.json_option
-def list_command(what: str, as_json: bool) -> None:
+def list_command(what: str) -> None:
     """What there is: targets and published drafts, devices, profiles, search spaces, runs.
 
     \b
@@ -139,4 +139,4 @@ def list_command(what: str, as_json: bool) -> None:
             "\n\nThe source of every figure: archsearch list devices --json. Of your own:"
             " devices/NAME.yaml."
         )
-    emit(data, text, as_json)
+    emit(data, text)

@@ -18,7 +18,7 @@ from archsearch.progress import ProgressLine, human_time
 @main.command()
 @o.json_option
 @click.pass_context
-def doctor(context: click.Context, as_json: bool) -> None:
+def doctor(context: click.Context) -> None:
     """Look at this machine: versions, device, profile, engines, disk, memory, load; each finding
     with what mends it.
 
@@ -29,10 +29,9 @@ def doctor(context: click.Context, as_json: bool) -> None:
     archsearch doctor --json
     """
     from archsearch.pipeline.doctor import doctor as examine
-    from archsearch.report.terminal.profile import doctor_text
 
     result = examine()
-    emit(result, doctor_text(result), as_json)
+    emit(result)
     if not result.runs:
         context.exit(1)
 
@@ -137,7 +136,6 @@ def profile(
     space: str | None,
     source: str | None,
     tables: Path | None,
-    as_json: bool,
     **options: Any,
 ) -> None:
     """Measure ops, decoder layers and whole models on this device into a profile that searches
@@ -158,23 +156,20 @@ def profile(
     from archsearch.models.targets import resolve_target
     from archsearch.pipeline import ProfileRequest, import_tables, profile_device
     from archsearch.pipeline.session import default_space
-    from archsearch.report.terminal.profile import import_text, profile_text
+    from archsearch.report.terminal.profile import profile_text
     from archsearch.search.space import load_space
 
     if host:
         from archsearch.pipeline.profile import profile_host
 
         speed = profile_host(min(60.0, options["budget_s"]))
-        emit(speed, speed.words, as_json)
-        return
+        return emit(speed, speed.words)
     if gpu is None:
         raise ArchsearchError("name the device to measure: --gpu cpu, or the GPU of this machine")
     framework = options.pop("framework")
     if source is not None:
         own = {name: options[name] for name in ("dtypes", "output")}
-        imported = import_tables(gpu, framework=framework, tables=tables, **own)
-        emit(imported, import_text(imported), as_json)
-        return
+        return emit(import_tables(gpu, framework=framework, tables=tables, **own))
     if tables is not None:
         raise ArchsearchError("--tables names imported tables; add --from aiconfigurator")
     ref = resolve_target(target) if target else None
@@ -188,7 +183,7 @@ def profile(
     asked = f" --engine {name}" * (name != "transformers")
     asked += f" --dtype {dtypes[0]}" if len(dtypes) == 1 else ""
     asked = f"{shlex.quote(target or 'T')}{asked}"
-    emit(result, profile_text(result, asked, options["budget_s"]), as_json)
+    emit(result, profile_text(result, asked, options["budget_s"]))
 
 
 engine_argument = click.argument("engine", type=click.Choice(engines_that(has_recipe)))
@@ -224,9 +219,7 @@ def engine_group() -> None:
     ),
 )
 @o.json_option
-def install_command(
-    engine: str, python: Path | None, device: Literal["cpu", "gpu"] | None, as_json: bool
-) -> None:
+def install_command(engine: str, python: Path | None, device: Literal["cpu", "gpu"] | None) -> None:
     """Make the environment of an engine: pinned, tested versions, checked by importing it.
 
     \b
@@ -239,18 +232,18 @@ def install_command(
     """
     from archsearch.engines.environments.environment import install
 
-    with ProgressLine(f"install {engine}", quiet=as_json) as progress:
+    with ProgressLine(f"install {engine}", quiet=o.as_json()) as progress:
         done = install(engine, python=python, device=device, progress=progress)
     text = (
         f"{engine} {done.version} ({done.device}) is ready: {done.python}\n"
         f"{done.bytes / 1e9:.1f} GB, installed and checked in {human_time(done.seconds)}"
     )
-    emit(done, text, as_json)
+    emit(done, text)
 
 
 @engine_group.command("list")
 @o.json_option
-def list_engines(as_json: bool) -> None:
+def list_engines() -> None:
     """Engines, whether they are installed, which version, where, and their size.
 
     \b
@@ -273,7 +266,7 @@ def list_engines(as_json: bool) -> None:
         )
         for row in rows
     ]
-    emit({"engines": rows}, table(cells, header), as_json)
+    emit({"engines": rows}, table(cells, header))
 
 
 @engine_group.command("check")
@@ -287,7 +280,7 @@ def list_engines(as_json: bool) -> None:
     ),
 )
 @o.json_option
-def check_command(engine: str, engine_python: Path | None, as_json: bool) -> None:
+def check_command(engine: str, engine_python: Path | None) -> None:
     """Import an engine in its own interpreter and print its version. A version that is not the
     tested one is a warning.
 
@@ -306,13 +299,13 @@ def check_command(engine: str, engine_python: Path | None, as_json: bool) -> Non
         f"{engine} {facts.version} works: {found.python} (Python {facts.python_version})\n"
         f"{packages}; imported in {facts.seconds:.1f} s"
     )
-    emit(found, text, as_json)
+    emit(found, text)
 
 
 @engine_group.command("remove")
 @engine_argument
 @o.json_option
-def remove_command(engine: str, as_json: bool) -> None:
+def remove_command(engine: str) -> None:
     """Delete the environment that `engine install` made.
 
     \b
@@ -322,7 +315,7 @@ def remove_command(engine: str, as_json: bool) -> None:
 
     freed = remove(engine)
     text = f"{engine} removed, {freed / 1e9:.1f} GB freed"
-    emit({"engine": engine, "freed_bytes": freed}, text, as_json)
+    emit({"engine": engine, "freed_bytes": freed}, text)
 
 
 @main.command()
@@ -333,7 +326,7 @@ def remove_command(engine: str, as_json: bool) -> None:
     o.opt("--run run_path", "The run folder.", o.FOLDER, Path("runs/demo")),
 )
 @o.json_option
-def demo(budget: float, output: Path, run_path: Path, as_json: bool) -> None:
+def demo(budget: float, output: Path, run_path: Path) -> None:
     """The whole way on this CPU: profile, search, train, confirm, export.
 
     Says how long it takes, on two cores; continues where it stopped.
@@ -342,4 +335,4 @@ def demo(budget: float, output: Path, run_path: Path, as_json: bool) -> None:
     from archsearch.demo import run_demo
 
     result = run_demo(budget_s=budget, output=output, run_path=run_path)
-    emit(result, result["text"], as_json)
+    emit(result, result["text"])

@@ -314,7 +314,11 @@ domain_opt = opt(
 seed_opt = opt("--seed", "Of what is drawn at random.", int, 0)
 run_opt = opt("--run", "Run folder; continues what it holds.", FOLDER)
 json_opt = opt(
-    "--json as_json", "Last line of stdout: one JSON object. Progress goes to stderr.", bool
+    "--json as_json",
+    "Last line of stdout: one JSON object. Progress goes to stderr.",
+    bool,
+    expose_value=False,
+    callback=lambda context, _, value: context.meta.update(json=value),
 )
 explain_opt = opt(
     "--explain",
@@ -508,6 +512,11 @@ _LOAD: Final = (
 def load_options(function: Function) -> Function:
     """What is asked of a load, as one argument `load`: a mix from a file, the objective, limits."""
     return options("Load", *_LOAD)(_folded(function, "load", LoadRequest))
+
+
+def as_json() -> bool:
+    """Whether the running command was given --json, which `emit` asks."""
+    return bool(click.get_current_context().meta["json"])
 
 
 def set_by_user(name: str) -> bool:

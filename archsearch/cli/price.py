@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 )
 @o.options("", o.explain_opt, o.json_opt)
 def estimate(
-    as_json: bool,
     explain: bool,
     load: LoadRequest,
     sweep: str | None,
@@ -96,25 +95,21 @@ def estimate(
     if sweep is not None and request.tree is not None:
         raise ArchsearchError("--tree is priced in one condition; leave out --sweep, or --tree")
     if sweep is not None:
-        return _sweep(request, as_json, (sweep, span), csv_file, plot)
+        return _sweep(request, (sweep, span), csv_file, plot)
     if span or csv_file or plot:
         raise ArchsearchError(
             "--range, --csv and --plot belong to --sweep; add --sweep batch, context, gamma or"
             " alpha"
         )
     result = estimate_drafts(request)
-    emit(result, estimate_text(result, explain=explain), as_json)
+    emit(result, estimate_text(result, explain=explain))
 
 
 def _sweep(
-    request: EstimateRequest,
-    as_json: bool,
-    over: tuple[str, str | None],
-    csv_file: Path | None,
-    plot: Path | None,
+    request: EstimateRequest, over: tuple[str, str | None], csv_file: Path | None, plot: Path | None
 ) -> None:
     from archsearch.pipeline.curves import estimate_curves, write_curves
-    from archsearch.report.terminal.curves import check_plot, curves_text, plot_curves
+    from archsearch.report.terminal.curves import check_plot, plot_curves
 
     if plot is not None:
         check_plot(plot)
@@ -123,7 +118,7 @@ def _sweep(
         write_curves(result, csv_file)
     if plot is not None:
         plot_curves(result, plot)
-    emit(result, curves_text(result), as_json)
+    emit(result)
 
 
 @main.command()
@@ -155,7 +150,7 @@ def _sweep(
 @o.load_options
 @o.common(True, o.training_opts[0], o.budget_opt, one_batch=False)
 @o.json_option
-def traffic(as_json: bool, load: LoadRequest, **options: Any) -> None:
+def traffic(load: LoadRequest, **options: Any) -> None:
     """Drafts under a load: requests that run at once, time per token and to the first, and the rate
     above which to stop drafting.
 
@@ -169,7 +164,6 @@ def traffic(as_json: bool, load: LoadRequest, **options: Any) -> None:
     """
     from archsearch.pipeline.estimate import EstimateRequest
     from archsearch.pipeline.traffic import TrafficRequest, drafts_under_load
-    from archsearch.report.terminal.traffic import traffic_text
 
     o.check_said_once(
         load.workload or options["trace"],
@@ -177,8 +171,7 @@ def traffic(as_json: bool, load: LoadRequest, **options: Any) -> None:
         output_tokens="--output-tokens",
     )
     own = o.taken(TrafficRequest, options)
-    result = drafts_under_load(TrafficRequest(EstimateRequest(**options), load=load, **own))
-    emit(result, traffic_text(result), as_json)
+    emit(drafts_under_load(TrafficRequest(EstimateRequest(**options), load=load, **own)))
 
 
 @main.command()
@@ -225,7 +218,7 @@ def traffic(as_json: bool, load: LoadRequest, **options: Any) -> None:
     o.opt("--trace", "Write the trace (.npz).", o.FILE),
 )
 @o.json_option
-def acceptance(as_json: bool, **options: Any) -> None:
+def acceptance(**options: Any) -> None:
     """Measure how much of a draft its target accepts: alpha, and tokens per round (tau) at each
     gamma, on your own prompts.
 
@@ -243,12 +236,10 @@ def acceptance(as_json: bool, **options: Any) -> None:
     archsearch acceptance --target smollm2-135m --draft ngram --prompts mine.jsonl --gpu cpu
     """
     from archsearch.pipeline.acceptance import AcceptanceRequest, measure_acceptance
-    from archsearch.report.terminal.acceptance import acceptance_text
 
     dtype = options.pop("dtype")  # of both models, not of what is priced
     asked = WorkloadRequest(**o.taken(WorkloadRequest, options))
-    result = measure_acceptance(AcceptanceRequest(asked=asked, dtype=dtype, **options))
-    emit(result, acceptance_text(result), as_json)
+    emit(measure_acceptance(AcceptanceRequest(asked=asked, dtype=dtype, **options)))
 
 
 @main.command("bench-serve")
@@ -279,7 +270,7 @@ def acceptance(as_json: bool, **options: Any) -> None:
 )
 @o.common(True, o.training_opts[0], one_batch=False)
 @o.json_option
-def bench_serve(as_json: bool, **options: Any) -> None:
+def bench_serve(**options: Any) -> None:
     """Drive a running server with a load, with a draft and without, beside the prediction.
 
     \b
@@ -290,7 +281,6 @@ def bench_serve(as_json: bool, **options: Any) -> None:
     """
     from archsearch.pipeline.estimate import EstimateRequest
     from archsearch.pipeline.traffic import BenchRequest, bench_serve
-    from archsearch.report.terminal.traffic import bench_text
 
     own = o.taken(BenchRequest, options)
     target, draft = options.pop("target"), options.pop("draft")
@@ -300,6 +290,6 @@ def bench_serve(as_json: bool, **options: Any) -> None:
     if target is not None:
         estimate = EstimateRequest(target=target, drafts=(draft,), **options)
     request = BenchRequest(**own, estimate=estimate, temperature=options["asked"].temperature)
-    with ProgressLine("bench-serve", quiet=as_json) as progress:
+    with ProgressLine("bench-serve", quiet=o.as_json()) as progress:
         result = bench_serve(request, progress)
-    emit(result, bench_text(result), as_json)
+    emit(result)

@@ -54,7 +54,6 @@ def export(
     engines: tuple[str, ...],
     family: str,
     allow_untrained: bool,
-    as_json: bool,
     **asked: Any,
 ) -> None:
     """Write a folder that engines load: config, weights, tokenizer, gamma, the command line of each
@@ -96,7 +95,7 @@ def export(
         *([made["note"]] if "note" in made else []),
         f"Next: see {made['output']}/README.md",
     ]
-    emit(made, "\n".join(lines), as_json)
+    emit(made, "\n".join(lines))
 
 
 LIBRARIES = ("speculators", "specforge", "trl", "archsearch")
@@ -117,7 +116,7 @@ LIBRARIES = ("speculators", "specforge", "trl", "archsearch")
     o.opt("--prompts", "JSON lines that the target answers (default: the run's).", o.FILE),
 )
 @o.json_option
-def recipe(as_json: bool, **asked: Any) -> None:
+def recipe(**asked: Any) -> None:
     """Write a folder that trains the answer on GPUs with a library made for it: configs, first
     weights, scripts, expectations.
 
@@ -126,10 +125,8 @@ def recipe(as_json: bool, **asked: Any) -> None:
     archsearch recipe runs/llama --rank 2 --with specforge --gpus 8 --output eagle3-recipe
     """
     from archsearch.pipeline.recipe import RecipeRequest, make_recipe
-    from archsearch.report.terminal.run import recipe_text
 
-    made = make_recipe(RecipeRequest(**asked))
-    emit(made, recipe_text(made), as_json)
+    emit(make_recipe(RecipeRequest(**asked)))
 
 
 @main.command()
@@ -144,7 +141,7 @@ def recipe(as_json: bool, **asked: Any) -> None:
     ),
 )
 @o.json_option
-def report(run: Path, show: bool, figures: bool, as_json: bool) -> None:
+def report(run: Path, show: bool, figures: bool) -> None:
     """Write report.html of a run again and print its summary.
 
     One page without other files: the answer, figures to zoom and ask, tables, how to reproduce it.
@@ -164,7 +161,7 @@ def report(run: Path, show: bool, figures: bool, as_json: bool) -> None:
     lines = [summary_text(opened), "", f"Report: {page}"]
     if written:
         lines.append(f"Figures and tables: {len(written)} files in {written[0].parent}")
-    emit({"run": run, "report": page, "figures": written}, "\n".join(lines), as_json)
+    emit({"run": run, "report": page, "figures": written}, "\n".join(lines))
     if show and click.launch(page.resolve().as_uri()) != 0:
         click.echo(
             f"No browser could be started; open {page.resolve().as_uri()} yourself.", err=True
@@ -183,7 +180,7 @@ def report(run: Path, show: bool, figures: bool, as_json: bool) -> None:
     ),
 )
 @o.json_option
-def compare(runs: tuple[Path, ...], html: Path | None, in_report: bool, as_json: bool) -> None:
+def compare(runs: tuple[Path, ...], html: Path | None, in_report: bool) -> None:
     """What differs between runs and why another draft won: each condition of the first swapped for
     the other's, term by term.
 
@@ -204,7 +201,7 @@ def compare(runs: tuple[Path, ...], html: Path | None, in_report: bool, as_json:
         write_comparison(html, found)
     if in_report:
         write_into_report(runs[0], found)
-    emit(found, section_text(compare_section(found)), as_json)
+    emit(found, section_text(compare_section(found)))
 
 
 @main.command()

@@ -134,7 +134,6 @@ def search(
     time_budget: float | None,
     explain: bool,
     anyway: bool,
-    as_json: bool,
     **options: Any,
 ) -> None:
     """Find the draft architecture that makes the target fastest: width, depth, attention,
@@ -160,7 +159,7 @@ def search(
     from archsearch import pipeline
     from archsearch.pipeline.search import survey, surveyed_devices
     from archsearch.pipeline.serving import asked_mix
-    from archsearch.report.terminal.search import search_text, survey_text
+    from archsearch.report.terminal.search import search_text
 
     if no_confirm and confirm_count:
         raise ArchsearchError(
@@ -180,13 +179,12 @@ def search(
         **options,
     )
     if devices := surveyed_devices(request):
-        found = survey(request, devices)
-        return emit(found, survey_text(found), as_json)
+        return emit(survey(request, devices))
     result = pipeline.search(request, anyway=anyway)
     if note:
         unused = f"nothing is trained, the time budget is not used: {note}"
         result = replace(result, warnings=(unused, *result.warnings))
-    emit(result, search_text(result, explain=explain), as_json)
+    emit(result, search_text(result, explain=explain))
     if result.refused:
         raise ArchsearchError(result.refused)
 
@@ -208,9 +206,7 @@ def search(
     ),
 )
 @o.json_option
-def worker(
-    storage: str, name: str, profile: Path | None, folder: Path | None, as_json: bool
-) -> None:
+def worker(storage: str, name: str, profile: Path | None, folder: Path | None) -> None:
     """Score and train along with a search that runs, from this or any other machine that reaches
     its storage.
 
@@ -227,4 +223,4 @@ def worker(
     text = f"{data['scored_here']} of {data['trials']} trials of {name} were scored here"
     if data["folder"] is not None:
         text += f", {data['trained_here']} of its trainings and confirmations done"
-    emit(data, text + ".", as_json)
+    emit(data, text + ".")

@@ -1,7 +1,6 @@
 """What every speculative decoding engine is asked and answers, in archsearch's words.
 
-An engine is started with a target, a draft or none, and gamma; it generates; it is stopped. Answers
-are counts and raw times, never ratios: add first, divide last.
+Answers are counts and raw times, never ratios: add first, divide last.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from archsearch.acceptance.chain import ChainRule
 from archsearch.acceptance.lookup import Ngram, Suffix
@@ -23,6 +22,8 @@ from archsearch.schedule import Ranges, check_schedule, largest_gamma
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Tokenizer: TypeAlias = "PreTrainedTokenizerBase | None"
+"""Of an engine: it turns tokens into the results' text, which without one is empty."""
 ModelSource = Path | str | Any
 """A model folder, a hub id, or (engines that run in this process) a module that is already loaded.
 In the place of a draft also a folder with heads on the target's hidden states (`models.files`),
@@ -289,7 +290,7 @@ def same_vocabulary(draft: int | None, target: int | None) -> None:
         )
 
 
-def text_of(tokenizer: PreTrainedTokenizerBase | None, token_ids: Sequence[int]) -> str:
+def text_of(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
     """The text of an answer, "" without a tokenizer."""
     if tokenizer is None:
         return ""

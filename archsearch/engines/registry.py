@@ -1,22 +1,15 @@
-"""The engines that archsearch runs, made by name. What they are and can do is in
-`archsearch.engine_facts`, a row each."""
+"""The engines that archsearch runs, made by name."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from archsearch.engine_facts import engines_that, load, runnable_engine
-from archsearch.engines.engine import Engine, EngineSettings
+from archsearch.engines.engine import Engine, EngineSettings, Tokenizer
 from archsearch.errors import ArchsearchError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
-
-def make_engine(
-    name: str, settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None
-) -> Engine:
+def make_engine(name: str, settings: EngineSettings, tokenizer: Tokenizer = None) -> Engine:
     """The engine called `name`. Raises ArchsearchError for an unknown one, MissingDataError where
     its environment is missing."""
     engine: Engine = load(runnable_engine(name).make)(settings, tokenizer)

@@ -171,7 +171,6 @@ def filled(template: Traversable, filters: Mapping[str, Any], **values: object) 
 
 
 def _number(entry: Estimate | float | None, digits: int = 2, factor: float = 1.0) -> str:
-    """`2.53 ± 0.15`, or the bare number; "" for none."""
     if isinstance(entry, Estimate):
         std = f" ± {factor * entry.std:.{digits}f}" if entry.std else ""
         return f"{factor * entry.value:.{digits}f}{std}"
@@ -229,7 +228,6 @@ def _held_out(training: TrainingRecord | HeadRecord | None, gamma: int) -> dict[
 
 
 def _provenance(record: DraftRecord) -> list[str]:
-    """Where the draft comes from, one line each."""
     run, training = record.provenance.get("run") or {}, record.training
     sections = ("arguments", "code", "device", "profile", "packages")
     arguments, code, device, profile, packages = (run.get(name) or {} for name in sections)

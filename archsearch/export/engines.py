@@ -39,14 +39,10 @@ def last_drafting(ranges: Ranges) -> int | None:
 
 
 def tensorrt_schedule(ranges: Ranges) -> dict[int, int] | None:
-    """TensorRT-LLM's draft_len_schedule {batch size: draft length}, None where it cannot say the
-    schedule.
-
-    A key once meant "from this batch size on" and now means "up to this batch size, and no drafts
-    above the last key" (get_draft_len_for_batch_size). Both ends of every range are written, so
-    that both readings give the same gamma at every batch size of the schedule. Batch 1 must have
-    max_draft_len, the largest: else None.
-    """
+    """TensorRT-LLM's draft_len_schedule {batch size: draft length}; None where it cannot say the
+    schedule: batch 1 must have max_draft_len, the largest. Both ends of every range are written, so
+    that what a key meant and means (get_draft_len_for_batch_size; the note in `tensorrt_llm`) gives
+    the same gamma at every batch size."""
     if not ranges or ranges[0][2] < 1 or ranges[0][2] != largest_gamma(ranges, 0):
         return None
     schedule: dict[int, int] = {}

@@ -1,5 +1,3 @@
-"""Folders from which the libraries that train drafters on GPUs make the drafter of an answer."""
-
 from archsearch.recipes.initial import initial_weights
 
 __all__ = ["initial_weights"]

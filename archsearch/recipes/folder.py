@@ -66,7 +66,6 @@ def write_recipe(recipe: Recipe, output: Path, *, weights: bool) -> Path:
 
 
 def _texts(recipe: Recipe, *, weights: bool) -> dict[str, str]:
-    """Every text of the folder by its name."""
     library, shape = recipe.library, recipe.drafter.architecture
     own = library.name == "archsearch"
     made = {**library.files, "README.md": "README.md"}
@@ -85,7 +84,6 @@ def _texts(recipe: Recipe, *, weights: bool) -> dict[str, str]:
 
 
 def _configs(recipe: Recipe) -> dict[str, str]:
-    """The files that programs read: the drafter's config, the training's settings, requirements."""
     from yaml import safe_dump
 
     library = recipe.library
@@ -108,7 +106,6 @@ def _environments(recipe: Recipe) -> list[tuple[str, str, str]]:
 
 
 def _values(recipe: Recipe, *, weights: bool) -> dict[str, object]:
-    """What the templates name."""
     gpus, settings, known = recipe.gpus, recipe.settings, devices().get(recipe.device)
     return {
         **{name: getattr(recipe, name) for name in SHOWN},
@@ -176,7 +173,6 @@ def _back(recipe: Recipe) -> str:
 
 
 def _served(recipe: Recipe) -> dict[str, str]:
-    """The command lines of serve.sh, and the target's precision."""
     setup = Setup(
         Path(TRAINED),
         recipe.target_name,

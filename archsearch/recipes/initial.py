@@ -83,7 +83,6 @@ def _rows(answers: Sequence[Path]) -> list[Mapping[str, Any]]:
 def _kept(
     rows: Sequence[Mapping[str, Any]], shape: Architecture, tokenizer: Any
 ) -> tuple[int, ...]:
-    """The tokens of the head, by their frequency in what the target wrote."""
     import numpy as np
 
     from archsearch.text.vocabulary import TokenFrequencies, choose_draft_vocab

@@ -143,9 +143,9 @@ class Gpus:
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """A training as it will be written. `target`: its shape; `target_name`: folder or hub id;
-    `shape`: the layers of the drafter; `hub_start`: of an independent draft, the published weights
-    that it begins with, "" for those that archsearch makes; `temperature`: of the answers;
-    `prompts`: the user's file; `run`, `rank`: whose answer this is; `vllm`: its version;
+    `hub_start`: of an independent draft, the published weights that it begins with, "" for those
+    that archsearch makes; `temperature`: of the answers; `prompts`: the user's file; `run`, `rank`:
+    whose answer this is; `vllm`: its version;
     `quantise`, `drafts`, `switches`: as in `export.engines.Priced`, `held` as its `longest`;
     `beyond`: what to expect where requests are longer than the text, "" where no less."""
 

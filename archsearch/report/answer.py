@@ -18,7 +18,7 @@ from archsearch.engine_facts import engine_facts
 from archsearch.estimate import Estimate
 from archsearch.export.engines import HEADS, VLLM_SIZES, Setup, serving
 from archsearch.needs import Needs
-from archsearch.report.phrases import brings, count_words, verdict
+from archsearch.report.phrases import brings, clipped, count_words, verdict
 from archsearch.report.reading import Shown
 from archsearch.report.terminal.layout import WIDTH, table
 from archsearch.runs.run import Run
@@ -100,19 +100,16 @@ def rows_text(options: Sequence[Shown], unit: str, most: int = MOST_ROWS) -> lis
     for option in rows:
         known = "m" if option.measured else "*" if option.score.assumed else " "
         marks = f"{known}{'=' if tied and option.group == lead else ' '}"
-        name = option.name
-        name = name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
-        what = (f" {name}", f" {having_words(option, unit)}")
+        what = (f" {clipped(option.name, LONGEST_NAME)}", f" {having_words(option, unit)}")
         alpha = f"{option.score.alpha.value:.2f}"
         gain = gain_words(option.gain) + marks
         cells.append((str(option.rank), *what, str(option.gamma), alpha, gain))
     header = "# |  drafter |  needs (tokens) | gamma | alpha | speed-up, 5 to 95 %"
-    lines = table(cells, header).splitlines()
     said = ["= cannot be told apart from the first"] * tied
     said += ["m measured, others predicted"] * any(option.measured for option in rows)
     assumed = any(option.score.assumed for option in rows)
     said += ["* acceptance assumed, ranked at the lower end"] * assumed
-    return [*(line.rstrip() for line in lines), *([". ".join(said) + "."] if said else [])]
+    return [*table(cells, header).splitlines(), *([". ".join(said) + "."] if said else [])]
 
 
 def having_words(option: Shown, unit: str) -> str:
@@ -146,10 +143,7 @@ def at_hand_switched(
 
 
 def sentences(
-    options: Sequence[Shown],
-    where: str,
-    unit: str,
-    remedied: Sequence[Remedied] = (),
+    options: Sequence[Shown], where: str, unit: str, remedied: Sequence[Remedied] = ()
 ) -> list[str]:
     """The verdict, what one can have today, also by a switch, and the best that the budget buys."""
     lead = options[0]
@@ -238,7 +232,6 @@ def serve_command(
 
 
 def _folded(text: str) -> list[str]:
-    """Lines that fit a command's; an option and its value stay together."""
     text = re.sub(r"(--[\w-]+) (?!-)", "\\1\N{NO-BREAK SPACE}", text)
     lines = textwrap.wrap(text, WIDTH - 8, break_long_words=False, break_on_hyphens=False)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]

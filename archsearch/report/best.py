@@ -15,7 +15,7 @@ from archsearch.report.phrases import (
     part_rows,
 )
 from archsearch.report.reading import Shown
-from archsearch.report.section import Cell, Rows, Section, Table, columns, text_cell, value_cell
+from archsearch.report.section import Cell, Rows, Section, Table, text_cell, value_cell
 from archsearch.search.objective import Score
 
 _ALL: Final = (
@@ -46,9 +46,7 @@ def section_best(found: Sequence[Shown], unit: str) -> Section:
         what = (named, text_cell(having_words(item, unit)), str(item.gamma))
         seen = [_measured_cell(item)] if ran else []
         rows.append([str(item.rank), gain, *seen, *what, value_cell(item.score.alpha)])
-    header = columns(
-        f"# | speed-up, 5 to 95 %{' | measured' * ran} | drafter | needs | gamma | alpha"
-    )
+    header = f"# | speed-up, 5 to 95 %{' | measured' * ran} | drafter | needs | gamma | alpha"
     lead = next((number for number, item in enumerate(shown) if item.rank == 1), None)
     ranks: dict[int, list[str]] = {}
     for item in found:
@@ -88,7 +86,7 @@ def section_ranks(found: Sequence[Shown]) -> Section:
                 f"{score.kv_bytes_per_token:,}",
             ]
         )
-    header = columns(
+    header = (
         f"rank | predicted{' | measured' * ran} | shape | parameters | gamma | group | alpha |"
         " tau, tokens | draft, ms | verify, ms | round, ms | break-even alpha | KV, bytes/token"
     )
@@ -105,7 +103,6 @@ def section_ranks(found: Sequence[Shown]) -> Section:
 
 
 def _round_cell(score: Score) -> Cell:
-    """A round's time, and below it what decides it."""
     if score.round_s is None:
         return Cell("-")
     cell = value_cell(score.round_s, 1, 1e3)
@@ -115,8 +112,6 @@ def _round_cell(score: Score) -> Cell:
 
 
 def _measured_cell(item: Shown) -> Cell:
-    """The median over prompts with, below it, the pooled speed-up, and whether they decide
-    anything."""
     gain = item.measured_speedup
     pooled = item.confirmed.speedup_pooled if item.confirmed is not None else None
     if gain is None or pooled is None:

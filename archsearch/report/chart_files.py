@@ -15,7 +15,7 @@ import numpy as np
 
 from archsearch import files
 from archsearch.report.chart_page import tick_names
-from archsearch.report.charts import INK, Chart, Series
+from archsearch.report.charts import Chart, Series
 from archsearch.report.section import Section, Table, charts_of
 
 if TYPE_CHECKING:
@@ -55,10 +55,8 @@ def write_files(folder: Path, sections: Sequence[Section]) -> list[Path]:
     written = []
     for chart in charts_of(sections):
         figure = drawn(chart)
-        written += [
-            write_picture(folder / f"{chart.key}.svg", figure),
-            write_picture(folder / f"{chart.key}.png", figure),
-        ]
+        pictures = (folder / f"{chart.key}.{kind}" for kind in ("svg", "png"))
+        written += [write_picture(path, figure) for path in pictures]
         path = folder / f"{chart.key}.csv"
         files.write_text(path, chart_csv(chart))
         written.append(path)
@@ -68,7 +66,7 @@ def write_files(folder: Path, sections: Sequence[Section]) -> list[Path]:
             [" | ".join(filter(None, (cell.text, cell.below))) for cell in row]
             for row in table.cells
         ]
-        files.write_text(path, _csv([table.header, *rows]))
+        files.write_text(path, _csv([table.names, *rows]))
         written.append(path)
     return written
 
@@ -168,7 +166,7 @@ def _draw_all(axes: Axes, right: Axes, chart: Chart) -> None:
             bottom=heights[spots],
             yerr=series.reach if series.low else None,
             width=0.6 if chart.stacked else 0.8 / count,
-            color=_colour(series),
+            color=series.drawn_in(TEXT),
             label=series.name,
             capsize=2.5,
         )
@@ -178,7 +176,7 @@ def _draw_all(axes: Axes, right: Axes, chart: Chart) -> None:
 
 
 def _draw(axes: Axes, series: Series) -> None:
-    colour, alpha = _colour(series), 0.45 if series.faint else 1.0
+    colour, alpha = series.drawn_in(TEXT), 0.45 if series.faint else 1.0
     if series.band and series.low:
         axes.fill_between(series.x, series.low, series.high, color=colour, alpha=0.13, linewidth=0)
     error = series.reach if series.low and not series.band else None
@@ -203,10 +201,6 @@ def _draw(axes: Axes, series: Series) -> None:
         capsize=2.5,
         label=series.name if series.named else None,
     )
-
-
-def _colour(series: Series) -> str:
-    return TEXT if series.colour == INK else series.colour
 
 
 def chart_csv(chart: Chart) -> str:

@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
-from archsearch.report.charts import INK, Chart, Series, parts
+from archsearch.report.charts import Chart, Series, parts
 
 PLOTLY_FILE: Final = "plotly-basic.min.js"
 INK_TOKEN: Final = "@ink"  # page.js puts the page's text colour in its place
@@ -77,7 +77,7 @@ def _x_axis(chart: Chart) -> dict[str, object]:
 
 
 def _trace(series: Series) -> dict[str, object]:
-    name, colour = _text(series.name), _colour(series)
+    name, colour = _text(series.name), series.drawn_in(INK_TOKEN)
     trace: dict[str, object] = {"name": name, "x": _numbers(series.x), "y": _numbers(series.y)}
     trace |= {"showlegend": series.named, "legendgroup": name}
     if series.notes:
@@ -102,16 +102,11 @@ def _trace(series: Series) -> dict[str, object]:
 
 
 def _band(series: Series) -> list[dict[str, object]]:
-    """Two lines that are not seen, and the colour between them."""
     line = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
     base = {"x": _numbers(series.x), **line, "showlegend": False, "legendgroup": _text(series.name)}
     red, green, blue = parts(series.colour if series.colour.startswith("#") else "#888888")
     fill = {"fill": "tonexty", "fillcolor": f"rgba({red},{green},{blue},0.15)"}
     return [{**base, "y": _numbers(series.low)}, {**base, "y": _numbers(series.high), **fill}]
-
-
-def _colour(series: Series) -> str:
-    return INK_TOKEN if series.colour == INK else series.colour
 
 
 def _text(words: str) -> str:
@@ -132,12 +127,8 @@ def _numbers(values: Sequence[float | str]) -> list[object]:
 
 
 def tick_names(chart: Chart) -> list[str]:
-    """The words at the ticks of a chart."""
-    return [*chart.tick_names] or [tick_words(tick) for tick in chart.ticks]
-
-
-def tick_words(value: float) -> str:
-    """4096 as `4k`, 0.5 as `0.5`."""
-    if value >= 1024 and value % 1024 == 0:
-        return f"{value / 1024:g}k"
-    return f"{value:g}"
+    """The words at the ticks of a chart: 4096 as `4k`, 0.5 as `0.5`."""
+    return [*chart.tick_names] or [
+        f"{tick / 1024:g}k" if tick >= 1024 and tick % 1024 == 0 else f"{tick:g}"
+        for tick in chart.ticks
+    ]

@@ -54,6 +54,10 @@ class Series:
     named: bool = True
     notes: tuple[str, ...] = ()
 
+    def drawn_in(self, ink: str) -> str:
+        """Its colour; `ink` is that of text."""
+        return ink if self.colour == INK else self.colour
+
     @property
     def reach(self) -> tuple[list[float], list[float]]:
         """How far each point's error bar reaches down and up."""
@@ -71,7 +75,7 @@ class Chart:
     caption: str
     x_label: str
     y_label: str
-    series: tuple[Series, ...]
+    series: Sequence[Series]
     x_scale: Scale = "linear"
     y_from_zero: bool = False
     y_range: tuple[float, float] | None = None
@@ -121,4 +125,4 @@ def gain_chart(
     key: str, title: str, caption: str, x_label: str, series: Sequence[Series], **more: Any
 ) -> Chart:
     """A chart of speed-ups, with a line where nothing is gained."""
-    return Chart(key, title, caption, x_label, "speed-up, x", tuple(series), level=1.0, **more)
+    return Chart(key, title, caption, x_label, "speed-up, x", series, level=1.0, **more)

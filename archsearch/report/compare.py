@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Final
 from archsearch.records import Stored
 from archsearch.report.charts import Chart, colour, line
 from archsearch.report.phrases import millions
-from archsearch.report.section import Section, Table, columns, text_cell
+from archsearch.report.section import Section, Table, text_cell
 from archsearch.search.objective import Score
 from archsearch.speedup import error_by_term
 
@@ -138,17 +138,14 @@ class Comparison:
 
 
 def _percent(lead: float) -> str:
-    """`12 % ahead`"""
     return f"{100 * abs(math.expm1(lead)):.1f} % {'ahead' if lead >= 0 else 'behind'}"
 
 
-_WINNER: Final = columns(
+_WINNER: Final = (
     "run | draft | params | gamma | alpha | tau | draft ms | verify ms | plain ms | predicted |"
     " measured"
 )
-_LEAD: Final = columns(
-    "conditions | first's | second's | lead | tokens | drafting | verifying | engine"
-)
+_LEAD: Final = "conditions | first's | second's | lead | tokens | drafting | verifying | engine"
 
 
 def compare_section(found: Comparison) -> Section:
@@ -194,8 +191,6 @@ def _winner(run: str, winner: Winner) -> list[str]:
 
 
 def _pair(pair: Pair, place: int) -> Section:
-    """One run's winner beside another's: under the first's conditions, with one of the second's in
-    place, under the second's."""
     if pair.here is None:
         return Section(words=[pair.words()])
     rows = [_lead(*each) for each in _places(pair)]
@@ -218,7 +213,6 @@ def _lead(what: str, lead: Lead | None, why: str) -> list[str]:
 
 
 def _chart(pair: Pair, place: int) -> Chart:
-    """By condition how far the second run's winner leads, a bar a term."""
     places = [(name, lead) for name, lead, _ in _places(pair) if lead is not None]
     series = []
     for number, key in enumerate(SHOWN):
@@ -232,6 +226,6 @@ def _chart(pair: Pair, place: int) -> Chart:
         " second's. Below the line: it is behind there. Predicted.",
         "conditions",
         "lead, %",
-        tuple(series),
+        series,
         level=0.0,
     )

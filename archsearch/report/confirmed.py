@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from archsearch.engines.measure.results import Difference
 from archsearch.estimate import Estimate
 from archsearch.report.phrases import MANTISSA_BITS, unprofiled_words
-from archsearch.report.section import Cell, Rows, Section, Table, columns, text_cell, value_cell
+from archsearch.report.section import Cell, Rows, Section, Table, text_cell, value_cell
 from archsearch.runs.confirmed import REST, Confirmed, ConfirmedGamma
 from archsearch.speedup import accepted_by_position
 
@@ -119,7 +119,6 @@ def stopping_words(confirmed: Confirmed) -> str:
 
 
 def _terms_note(confirmed: Confirmed) -> str:
-    """What the columns of the term table are, true of what this engine reported."""
     times = {"draft": "draft_s", "verify": "verify_s", "overhead": "rest_s"}
     own = [name for name, field in times.items() if getattr(confirmed, field) is not None]
     missing = [name for name in times if name not in own]
@@ -198,7 +197,7 @@ def _term_table(confirmed: Confirmed) -> Table:
     name = text_cell("tokens/s: target alone, with draft")
     rows.append([name, "", Cell(rates, "measured"), *([""] * (3 if shares else 2))])
     header = "term | predicted | measured | relative error | in std"
-    return Table(columns(header + (" | part of the speed-up's error" if shares else "")), rows)
+    return Table(header + (" | part of the speed-up's error" if shares else ""), rows)
 
 
 def _positions(confirmed: Confirmed, replayed: Sequence[float]) -> Section:
@@ -232,7 +231,7 @@ def _categories(confirmed: Confirmed) -> Section:
         ]
         for name, row in confirmed.categories.items()
     ]
-    header = columns("category | prompts | alpha | tau, tokens | speed-up, median")
+    header = "category | prompts | alpha | tau, tokens | speed-up, median"
     return Section("By category of prompts, measured", tables=[Table(header, rows)])
 
 
@@ -253,7 +252,7 @@ def _gammas(confirmed: Confirmed) -> Section:
         for row in sorted(all_rows, key=lambda row: row.gamma)
         if row.relative_error is not None and row.predicted_speedup is not None
     ]
-    header = columns(
+    header = (
         "gamma | measured speed-up | pooled | predicted | relative error | tau measured, tokens"
         " | tokens/s measured"
     )
@@ -281,7 +280,7 @@ def _identity_part(confirmed: Confirmed) -> Section:
             ]
             for row in differences
         ]
-        header = columns(
+        header = (
             "prompt | first different token | token alone | token with draft | logit gap"
             " | in rounding steps"
         )
@@ -291,7 +290,6 @@ def _identity_part(confirmed: Confirmed) -> Section:
 
 
 def _rounding_steps(row: Difference, dtype: str) -> str:
-    """The gap of two logits in steps between neighbouring numbers of the dtype."""
     bits = MANTISSA_BITS.get(dtype)
     if row.logit_gap is None or not bits or not row.alone_logit:
         return ""

@@ -11,7 +11,7 @@ from archsearch.estimate import Estimate
 from archsearch.report.answer import gain_words, hours_words, needs_words
 from archsearch.report.charts import INK, Chart, colour, gain_chart, line
 from archsearch.report.families import title_of
-from archsearch.report.section import Rows, Section, Table, columns, text_cell, value_cell
+from archsearch.report.section import Rows, Section, Table, text_cell, value_cell
 from archsearch.runs.tables import BudgetDrafter, Budgets
 from archsearch.search.pareto import Goal, Member
 
@@ -41,7 +41,7 @@ def section_costs(budgets: Budgets | None, unit: str) -> Section:
                 text_cell(beside or "-", wrap=True),
             ]
         )
-    header = columns(
+    header = (
         "for | speed-up | best drafter | needs (tokens) | gamma | alpha | best of other families"
     )
     note = (

@@ -17,14 +17,13 @@ from archsearch.report.charts import SERIES, Chart, line
 from archsearch.report.families import led_by_rival, title_of, with_heads
 from archsearch.report.headline import Headline, headline, with_text
 from archsearch.report.reading import Reading
-from archsearch.report.section import Rows, Section, Table, columns, text_cell, value_cell
+from archsearch.report.section import Rows, Section, Table, text_cell, value_cell
 from archsearch.runs.confirmed import Exact, Judged
 from archsearch.runs.run import Run
 from archsearch.runs.tables import Way
 
 NOTABLE: Final = 1.1
 """Assumed: a machine slower than the profile's by more has that said beside what it measured."""
-_WAYS: Final = "engine | precision | drafter | gamma | tokens/s | same text"
 
 
 def ways_of(reading: Reading) -> list[Way]:
@@ -88,12 +87,10 @@ def way_words(way: Way) -> str:
 
 
 def _kinds(ways: Sequence[Way]) -> set[tuple[str, str]]:
-    """Engines, each in a precision."""
     return {(way.engine, way.dtype) for way in ways}
 
 
 def _unpriced(reading: Reading, ways: Sequence[Way]) -> dict[str, str]:
-    """Engines of which `ways` know nothing, each with the command that measures them."""
     if reading.engines is None:
         return {}
     known = {way.engine for way in ways}
@@ -184,12 +181,12 @@ def section_engines(reading: Reading, dtype: str) -> Section:
         " or predicted as the table says. Another precision is another model."
     )
     title, axis = "Engines on this machine", "engine and precision"
-    chart = Chart("engines", title, caption, axis, "tokens/s", tuple(series), y_from_zero=True)
+    chart = Chart("engines", title, caption, axis, "tokens/s", series, y_from_zero=True)
     lines = fastest_lines(reading, dtype)
     return Section(
         title,
         lines[:2],
-        [Table(columns(_WAYS), rows)],
+        [Table("engine | precision | drafter | gamma | tokens/s | same text", rows)],
         [chart],
         [
             "Best drafter: the largest speed-up in that engine, of what was run or is ranked here"

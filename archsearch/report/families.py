@@ -15,7 +15,7 @@ from archsearch.progress import human_time
 from archsearch.report.charts import SERIES, Chart, line
 from archsearch.report.headline import Headline, where_words
 from archsearch.report.phrases import exported_for, shell_path, speedup_words, unprofiled_words
-from archsearch.report.section import Cell, Rows, Section, Table, columns, text_cell, value_cell
+from archsearch.report.section import Cell, Rows, Section, Table, text_cell, value_cell
 from archsearch.runs.run import Run
 from archsearch.runs.tables import EngineComparison, FamilyRow, Rival, Silent
 
@@ -57,10 +57,7 @@ def with_heads(
         return replace(head, lines=lines)
     path, family = shell_path(run.path), f"--family {best.family}"
     steps = [
-        (
-            f"Write the {title_of(best.family)} as a folder that engines load",
-            f"archsearch export {path} {family} --output head-{best.family}",
-        ),
+        _written(run, best.family),
         (
             "Train it further; more of its tokens may be right",
             f"archsearch train {path} {family} --budget 30m",
@@ -84,7 +81,7 @@ def led_by_rival(head: Headline, run: Run, compared: Sequence[EngineComparison])
         return head
     if lead.measured and lead.gain.value >= best.speedup.value:
         return head
-    path, title, (low, high) = shell_path(run.path), title_of(best.family), best.interval
+    title, (low, high) = title_of(best.family), best.interval
     lines = [
         f"Measured in {engine_title(best.engine)} {best.engine_version} on {best.prompts} prompts,"
         f" interleaved: {best.baseline_tokens_per_s:.1f} tokens/s alone, {best.tokens_per_s:.1f}"
@@ -92,18 +89,23 @@ def led_by_rival(head: Headline, run: Run, compared: Sequence[EngineComparison])
         *([f"{title}: {best.note}."] if best.note else []),
         f"Without it, rank {lead.rank}: {head.title}",
     ]
-    made = f"archsearch export {path} %s{exported_for(best)}"
-    steps = []
+    steps, engine = [], exported_for(best)
     if best.family in HEAD_FAMILIES:
-        words = f"Write the {title} as a folder that engines load"
-        steps = [(words, made % f"--family {best.family} --output head-{best.family}")]
+        steps = [_written(run, best.family, engine)]
     elif best.rank is not None and ENGINES[best.engine].gguf:
         words = "Write its draft as a folder that the engine loads, with the options above"
-        steps = [(words, made % f"--rank {best.rank} --output {best.family}")]
+        what = f"--rank {best.rank} --output {best.family}{engine}"
+        steps = [(words, f"archsearch export {shell_path(run.path)} {what}")]
     first = f"Speculation pays {where_words(run)}: {speedup_words(best)}, with {title} at gamma"
     answer = f"{first} {best.gamma}."
     steps = list(dict.fromkeys([*steps, *head.next]))
     return replace(head, title=answer, lines=[*lines, *head.lines], next=steps)
+
+
+def _written(run: Run, family: str, engine: str = "") -> tuple[str, str]:
+    what = f"--family {family} --output head-{family}{engine}"
+    command = f"archsearch export {shell_path(run.path)} {what}"
+    return f"Write the {title_of(family)} as a folder that engines load", command
 
 
 def engine_of(run: Run, family: str) -> str:
@@ -113,8 +115,6 @@ def engine_of(run: Run, family: str) -> str:
 
 
 def _measured_words(item: EngineComparison, family: str) -> str:
-    """What an engine measured of a head and of the draft beside it; "" where one of them did not
-    run."""
     found = {row.family: row for row in item.rivals}
     if family not in found or INDEPENDENT not in found:
         return ""
@@ -150,9 +150,7 @@ def found_section(rows: Sequence[FamilyRow]) -> Section:
     )
     note = words + (states if any(row.states_s >= 1.0 for row in rows) else "")
     own = [f"{title_of(row.family)}: {row.note}." for row in rows if row.note]
-    return Section(
-        "The best of each family", tables=[Table(columns(_FOUND), cells, 0)], notes=[note, *own]
-    )
+    return Section("The best of each family", tables=[Table(_FOUND, cells, 0)], notes=[note, *own])
 
 
 def _training(row: FamilyRow) -> Cell:
@@ -189,7 +187,7 @@ def compared_section(item: EngineComparison) -> Section:
     own = [f"{title_of(row.family)}: {words}." for row in item.rows if (words := _row_words(row))]
     return Section(
         f"Side by side in {engine}",
-        tables=[Table(columns(_COMPARED), cells)],
+        tables=[Table(_COMPARED, cells)],
         charts=_charts(item, engine),
         notes=[note.strip(), *own],
     )
@@ -226,28 +224,24 @@ def order_words(item: EngineComparison) -> str:
 
 
 def _charts(item: EngineComparison, engine: str) -> list[Chart]:
-    """A pair of bars a drafter: predicted and measured; [] where nothing was predicted."""
-    found = [(row, row.predicted) for row in item.rivals]
-    pairs = [(row, predicted) for row, predicted in found if predicted is not None]
-    if not pairs:
+    found = [
+        (title_of(row.family), row.predicted, row.speedup)
+        for row in item.rivals
+        if row.predicted is not None
+    ]
+    if not found:
         return []
-    looked = {
-        ("predicted", SERIES[4]): [(title_of(row.family), predicted) for row, predicted in pairs],
-        (f"measured in {engine}", SERIES[0]): [
-            (title_of(row.family), row.speedup) for row, _ in pairs
-        ],
+    bars = {
+        ("predicted", SERIES[4]): [(name, gain) for name, gain, _ in found],
+        (f"measured in {engine}", SERIES[0]): [(name, gain) for name, _, gain in found],
     }
     series = [
-        line(name, bars, "bounds", kind="bar", colour=colour)
-        for (name, colour), bars in looked.items()
+        line(name, gains, "bounds", kind="bar", colour=colour)
+        for (name, colour), gains in bars.items()
     ]
     caption = (
         "Speed-up over the target alone, predicted from profile and held-out text, and measured;"
         " bars are one standard deviation."
     )
     key, title = f"families-{item.engine}", f"Families side by side in {engine}"
-    return [
-        Chart(
-            key, title, caption, "drafter", "speed-up", tuple(series), y_from_zero=True, level=1.0
-        )
-    ]
+    return [Chart(key, title, caption, "drafter", "speed-up", series, y_from_zero=True, level=1.0)]

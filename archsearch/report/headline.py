@@ -15,6 +15,7 @@ from archsearch.models.files import HEAD_FAMILIES
 from archsearch.report.phrases import (
     SOURCES,
     break_even_words,
+    capital,
     exported_for,
     millions,
     objective_words,
@@ -79,7 +80,7 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
     low, high = stated.interval
     lines = [
         _draft_words(lead, score.gamma),
-        *([] if score.mix is None else [f"{_capital(objective_words(score.mix))}."]),
+        *([] if score.mix is None else [f"{capital(objective_words(score.mix))}."]),
         *_served_lines(run, lead),
         *_serving_lines(run, found, lead),
         f"How sure: {stated.words('x')} (one standard deviation; 5 to 95 %:"
@@ -109,7 +110,6 @@ def where_words(run: Run) -> str:
 
 
 def _unconfirmed_words(lead: Shown) -> str:
-    """What of a lead that was not confirmed is prediction alone."""
     if lead.stage == "retrained":
         return ": this draft was trained further after its confirmation. Confirm it again"
     if lead.has_weights and any(not load.synthetic for load in lead.loads):
@@ -129,10 +129,6 @@ def _unconfirmed_words(lead: Shown) -> str:
     if lead.at_hand:
         return ": how often its tokens are accepted is predicted"
     return ": no draft has weights yet; all of this is prediction from shapes"
-
-
-def _capital(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}"
 
 
 def with_text(head: Headline, text: TextVerdict | None) -> Headline:
@@ -211,7 +207,7 @@ def _load_words(run: Run, item: Shown, load: LoadRecord, who: str) -> str:
         gains.append(f"{row.speedup.value:.2f}x at {flight} ({said})")
     more = ", best of the gammas that ran" if len({row.gamma for row in load.rows}) > 1 else ""
     stale = " Alpha was measured anew since." if load.is_stale(alpha) else ""
-    return f"{_capital(start)}: {', '.join(gains)}{more}.{stale}"
+    return f"{capital(start)}: {', '.join(gains)}{more}.{stale}"
 
 
 def _confirmed_headline(run: Run, found: Sequence[Shown], lead: Shown, where: str) -> Headline:
@@ -315,12 +311,11 @@ def _served_lines(run: Run, lead: Shown) -> list[str]:
         # not how independent drafts run
         served = f"{score.engine} {score.engine_version}"
     parts = [f"Predicted for {served}."] if served else []
-    parts += [f"{_capital(words)}."] if (words := round_words(score)) else []
+    parts += [f"{capital(words)}."] if (words := round_words(score)) else []
     return [" ".join(parts)] if parts else []
 
 
 def _next_of_existing(run: Run, lead: Shown) -> Steps:
-    """What can be done with a drafter that can be downloaded: nothing of it need be trained."""
     if lead.score.drafter is not None:
         return _schedule_step(run, lead)
     asked = run.arguments

@@ -12,7 +12,7 @@ from archsearch.records import WRONG_SHAPE
 from archsearch.report.charts import MARK, Chart, Series, colour, gain_chart, line
 from archsearch.report.phrases import count_words
 from archsearch.report.reading import Reading, Shown
-from archsearch.report.section import Cell, Rows, Section, Table, columns, text_cell, value_cell
+from archsearch.report.section import Cell, Rows, Section, Table, text_cell, value_cell
 from archsearch.runs.candidate import TrainingLook, TrainingRecord
 from archsearch.runs.state import ClimbState, RungRow
 
@@ -40,7 +40,8 @@ def trained(reading: Reading) -> list[TrainingRecord]:
 
 def learning_lines(reading: Reading) -> list[str]:
     """One sentence a trained draft, for the terminal."""
-    records, more = trained(reading), len(trained(reading)) - DRAFTS_TOLD
+    records = trained(reading)
+    more = len(records) - DRAFTS_TOLD
     lines = [f"{each.architecture.label()}: {curve_words(each)}" for each in records[:DRAFTS_TOLD]]
     return [*lines, *([f"{more} more in report.html"] if more > 0 else [])]
 
@@ -100,7 +101,7 @@ def section_learning(reading: Reading) -> Section:
                 text_cell(record.stopped or "-", wrap=True),
             ]
         )
-    header = columns(
+    header = (
         "shape | distinct tokens | seen | epochs | training loss | best alpha | kept at |"
         " at the end | time | stopped"
     )
@@ -110,8 +111,12 @@ def section_learning(reading: Reading) -> Section:
 def _look_cell(look: TrainingLook | None) -> Cell:
     if look is None:
         return Cell("-")
+    return Cell(f"{look.alpha:.3f}", _seen_words(look))
+
+
+def _seen_words(look: TrainingLook) -> str:
     epochs = f", {epochs_words(look.epochs)}" if look.epochs else ""
-    return Cell(f"{look.alpha:.3f}", f"{count_words(look.tokens)} tokens{epochs}")
+    return f"{count_words(look.tokens)} tokens{epochs}"
 
 
 def plot_learning(records: Sequence[TrainingRecord]) -> Chart | None:
@@ -130,9 +135,7 @@ def plot_learning(records: Sequence[TrainingRecord]) -> Chart | None:
         hue, label = colour(number), record.architecture.label()
         looks = [look for look in record.looks if at(look) > 0]
         notes = tuple(
-            f"{label}<br>alpha {look.alpha:.3f} after {count_words(look.tokens)} tokens"
-            + (f", {epochs_words(look.epochs)}" if look.epochs else "")
-            for look in looks
+            f"{label}<br>alpha {look.alpha:.3f} after {_seen_words(look)}" for look in looks
         )
         seen = [(at(look), look.alpha) for look in looks]
         alphas.append(line(label, seen, colour=hue, size=4.0, notes=notes))
@@ -201,8 +204,6 @@ def _rung(record: RungRow) -> str:
 def _prior(
     item: Shown, records: Sequence[RungRow], trials: Sequence[Mapping[str, Any]]
 ) -> Estimate | None:
-    """The speed-up predicted before anything was trained: from the climb's own record, or the
-    search's trial."""
     for record in records:
         if record.label == item.score.label() and record.rung == 0:
             return record.score
@@ -270,7 +271,7 @@ def section_rungs(state: ClimbState | None) -> Section:
         ]
         for record in trained
     ]
-    header = columns(
+    header = (
         "round | shape | tokens | time | alpha then | alpha at the end | speed-up at the end |"
         " outcome"
     )
@@ -282,7 +283,7 @@ def section_rungs(state: ClimbState | None) -> Section:
         "alpha then: measured after that many tokens, on answers kept out of training, the same"
         f" for all shapes. At the end: expected after the full training. {words}"
     )
-    brief = columns("round | shape | speed-up at the end | tokens | time | alpha then")
+    brief = "round | shape | speed-up at the end | tokens | time | alpha then"
     return Section("The climb", tables=[Table(header, rows, brief=brief)], notes=[note])
 
 

@@ -11,7 +11,7 @@ from typing import Final
 from archsearch.engine_facts import engine_title
 from archsearch.estimate import Estimate
 from archsearch.report.charts import MARK, SERIES, Chart, Series, depth_colour, gain_chart, line
-from archsearch.report.section import Cell, Rows, Section, Table, columns, text_cell, value_cell
+from archsearch.report.section import Cell, Rows, Section, Table, text_cell, value_cell
 from archsearch.runs.confirmed import REST, SCHEDULED, LoadRecord, LoadRow, ScheduleRun
 from archsearch.schedule import GammaSchedule, ranges_words
 
@@ -96,8 +96,7 @@ def _speedup_table(load: LoadRecord) -> Table:
             str(row.gamma or "off"),
             value_cell(row.predicted_speedup, unit="x"),
             Cell(
-                value_cell(row.speedup, unit="x").text,
-                "{:.2f}x to {:.2f}x".format(*row.interval),
+                value_cell(row.speedup, unit="x").text, "{:.2f}x to {:.2f}x".format(*row.interval)
             ),
             _percent(row.relative_error),
             _percent(row.relative_error_at_measured_tau),
@@ -107,11 +106,11 @@ def _speedup_table(load: LoadRecord) -> Table:
         ]
         for row in load.rows
     ]
-    header = columns(
+    header = (
         "served with | in flight | gamma | speed-up, predicted | measured | error"
         " | with counted tau | tau, tokens | tokens/s alone | with draft"
     )
-    brief = columns(
+    brief = (
         "served with | in flight | measured | speed-up, predicted | error | tau, tokens |"
         " tokens/s alone | with draft"
     )
@@ -119,7 +118,6 @@ def _speedup_table(load: LoadRecord) -> Table:
 
 
 def _terms_part(load: LoadRecord) -> Section:
-    """What each term brings; nothing where no row has its terms."""
     rows: Rows = []
     for row in load.rows:
         if row.error_by_term is None or row.relative_error is None:
@@ -137,7 +135,7 @@ def _terms_part(load: LoadRecord) -> Section:
         rows.append([*cells, _percent(shares[REST]), _percent(row.relative_error)])
     if not rows:
         return Section()
-    header = columns(
+    header = (
         "served with | in flight | target alone | draft | verify | overhead | tau | rest"
         " | error of the speed-up"
     )
@@ -169,7 +167,7 @@ def _schedule_part(schedule: ScheduleRun | None) -> Section:
         ]
         for row in schedule.verdict
     ]
-    header = columns(
+    header = (
         "in flight | gamma of the schedule | speed-up, schedule | best other"
         " | speed-up, best other | not shown to be worse"
     )
@@ -218,7 +216,6 @@ def _load_chart(rank: int, load: LoadRecord) -> Chart:
 
 
 def _with_interval(row: LoadRow) -> Estimate:
-    """What was measured, with the ends of its interval."""
     gain, (low, high) = row.speedup, row.interval
     return replace(gain, low=min(low, gain.value), high=max(high, gain.value))
 

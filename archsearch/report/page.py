@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -123,7 +124,11 @@ def html_page(title: str, sections: Sequence[Section], opening: Opening | None =
     from markupsafe import Markup
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters.update(whole=_whole, options=_options)
+    environment.filters |= {
+        # where a column must be narrow, a value and its std take two lines
+        "whole": partial(_unbroken, r"([^ ]+(?: (?!±)[^ ]+)+)"),
+        "options": partial(_unbroken, r"(?<= )(--[a-z-]+)"),
+    }
     nonce = secrets.token_hex(12)
     return environment.from_string(web_file("page.html")).render(
         title=title,
@@ -135,18 +140,11 @@ def html_page(title: str, sections: Sequence[Section], opening: Opening | None =
     )
 
 
-def _whole(text: str) -> object:
-    """Where a column must be narrow, a value and its std take two lines, each whole."""
+def _unbroken(pattern: str, text: str) -> object:
+    """`text`, whose lines do not break within what fits `pattern`."""
     from markupsafe import Markup
 
-    return Markup(re.sub(r"([^ ]+(?: (?!±)[^ ]+)+)", r"<span>\1</span>", html.escape(text)))
-
-
-def _options(text: str) -> object:
-    """Lines to type; too long, they break between options."""
-    from markupsafe import Markup
-
-    return Markup(re.sub(r"(?<= )(--[a-z-]+)", r"<span>\1</span>", html.escape(text)))
+    return Markup(re.sub(pattern, r"<span>\1</span>", html.escape(text)))
 
 
 def anchors(sections: Sequence[Section]) -> list[str]:
@@ -159,7 +157,6 @@ def anchors(sections: Sequence[Section]) -> list[str]:
 
 
 def _section_missing(run: Run, reading: Reading) -> Section:
-    """What a finished run of this version would show and this one does not, and what brings it."""
     shown = reading.candidates
     curveless = bool(shown) and reading.curves is None
     drafts = any(item.score.drafter is None for item in shown)
@@ -180,7 +177,6 @@ def _section_missing(run: Run, reading: Reading) -> Section:
 
 
 def _opening(run: Run, head: Headline, options: Sequence[Shown], curves: Curves | None) -> Opening:
-    """The number, what one can have and how to serve it; folded, how sure that is and why."""
     trials = len(run.trial_rows("COMPLETE"))
     searched = f"{trials} scored trials" if trials else "no trials written yet"
     device = run.device or "device unknown"
@@ -202,8 +198,6 @@ def _opening(run: Run, head: Headline, options: Sequence[Shown], curves: Curves 
 
 
 def _serve(run: Run, options: Sequence[Shown], curves: Curves | None) -> Section:
-    """The command that serves the target with what one can have today; empty where nothing is at
-    hand, or not by a command."""
     today = best_at_hand(options, trained=False)
     at = curves.at if curves is not None else {}
     ranks = run.arguments.get("tensor_parallel") or at.get("tensor_parallel")
@@ -259,7 +253,6 @@ def _section_provenance(run: Run, scored: int) -> Section:
 
 
 def _known_error(profile: Mapping[str, object]) -> str:
-    """The profile's checked error, where its folder is at hand."""
     folder = Path(str(profile.get("folder")))
     if not (folder / "profile.json").is_file() or "tables" in profile:  # which were not checked
         return ""

@@ -15,7 +15,6 @@ from archsearch.estimate import Estimate
 from archsearch.models.gguf_file import kind_of_drafts
 from archsearch.paths import shown
 from archsearch.records import Maybe, as_data
-from archsearch.report.section import columns
 from archsearch.runs.confirmed import Confirmed, Judged
 from archsearch.runs.tables import EngineComparison
 from archsearch.search.objective import MixScore, Score
@@ -136,6 +135,16 @@ def exported_for(found: Judged) -> str:
     return f" --for {found.engine}" if facts is not None and facts.gguf else ""
 
 
+def capital(text: str) -> str:
+    """The first letter large."""
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def clipped(name: str, most: int) -> str:
+    """At most so many characters of a name."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
 def shell_path(path: Path) -> str:
     """As it is shown, quoted for a shell."""
     return shlex.quote(str(shown(path)))
@@ -169,7 +178,7 @@ UNITS: Final = {
     "throughput": " tokens/s",
     "tokens_per_device": " tokens/s a device",
 }
-PART_HEADER: Final = columns(
+PART_HEADER: Final = (
     "part | share | context | running | gamma | alpha | ms a token | without | first token ms |"
     " tokens/s | without | speed-up"
 )
@@ -285,7 +294,7 @@ class AskedOver(Asked):
         one = f"Batch {work.batch_size}, context {work.context_len}"
         devices = f", {ranks} devices" if ranks > 1 else ""
         over = one if self.mix is None else mix_words(self.mix)[0]
-        return f"{over[0].upper()}{over[1:]}, {self.dtype_words}{devices}"
+        return f"{capital(over)}, {self.dtype_words}{devices}"
 
 
 def part_rows(mix: MixScore) -> list[tuple[str, ...]]:

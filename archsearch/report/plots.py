@@ -95,7 +95,6 @@ def _groups(trials: Sequence[PlottedTrial], by: str) -> list[tuple[str, list[Plo
 def _cloud(
     name: str, hue: str, points: Sequence[tuple[PlottedTrial, float, float]]
 ) -> list[Series]:
-    """One colour's points: those within all limits filled, the others as faint crosses."""
     series: list[Series] = []
     for feasible, symbol in ((True, "circle"), (False, "cross")):
         chosen = [point for point in points if point[0].feasible == feasible]
@@ -180,7 +179,7 @@ def _cost_chart(trials: Sequence[PlottedTrial]) -> Chart | None:
         caption,
         "layers of the draft",
         "one draft step, ms",
-        tuple(series),
+        series,
         y_from_zero=True,
         ticks=tuple(float(layers) for layers in sorted({trial.layers for trial in trials})),
         legend_title="hidden size",
@@ -237,7 +236,7 @@ def _positions_chart(item: Shown) -> Chart:
         caption,
         "position in the block of draft tokens",
         "share of rounds accepted",
-        tuple(series),
+        series,
         y_range=(0.0, 1.0),
         ticks=tuple(float(i) for i in range(1, len(closed) + 1)),
     )

@@ -80,7 +80,6 @@ def _edge_words(name: Swept, curve: Curve) -> str:
 
 
 def _place(name: Swept, x: float, whole: Callable[[float], float] | None = None) -> str:
-    """A place on an axis; `whole`: which whole number, where it is counted in such."""
     x = whole(x) if whole is not None and name in _COUNTED else x
     return {
         "batch": f"a batch of {x:.0f}",
@@ -187,7 +186,7 @@ def section_why(curves: Curves | None) -> Section:
         for rival in once
     ]
     slower = any(rival.tokens + rival.time < 0.0 for rival in once)
-    header = columns(
+    header = (
         "rival | its speed-up | by tokens a round | by a round's time | together | one std |"
         " why alpha differs"
     )
@@ -201,7 +200,7 @@ def section_why(curves: Curves | None) -> Section:
             " Below zero: the rival is predicted to be faster; rank 1 comes first because it was"
             " trained or run."
         )
-    table = Table(header, rows, brief=header[:-1])
+    table = Table(header, rows, brief=columns(header)[:-1])
     return Section("Why this one won", tables=[table], notes=[note])
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from archsearch.acceptance.estimator import AcceptanceContext, GivenAcceptance
 from archsearch.acceptance.measured import Trace
@@ -165,36 +165,28 @@ class Reading:
 def read_run(run: Run) -> Reading:
     """Everything the report shows; a broken file costs its own part of the report and is said in
     `problems`."""
-    problems: list[str] = []
-    shown = [_candidate(run, rank, problems) for rank in run.ranks()]
+    files = _Files(run.path, [])
+    shown = [_candidate(_Files(run.best_dir(rank), files.problems), rank) for rank in run.ranks()]
     found = [item for item in shown if item is not None]
-
-    def read(name: str, what: str, kind: Callable[..., _T]) -> _T | None:
-        return load_or_note(run.path / name, what, kind, problems)
-
-    curves = read(CURVES_FILE, "curves", Curves)
+    curves = files.read(CURVES_FILE, "curves", Curves)
     numbers = groups(run, [item.score for item in found], curves)
-    trainings = run.path.glob("finalists/*/training.json")
-    sides = run.path.glob(COMPARISON_FILES)
     return Reading(
         [
             replace(
-                item,
-                group=numbers[item.rank],
-                confirmed=item.confirmed or beside(run, item.score),
+                item, group=numbers[item.rank], confirmed=item.confirmed or beside(run, item.score)
             )
             for item in found
         ],
-        _every(trainings, "training record", TrainingRecord.from_dict, problems),
-        read(RUNGS_FILE, "state of the climb", ClimbState),
-        problems,
-        read(TEXT_VERDICT_FILE, "verdict on the text", TextVerdict),
+        files.every("finalists/*/training.json", "training record", TrainingRecord.from_dict),
+        files.read(RUNGS_FILE, "state of the climb", ClimbState),
+        files.problems,
+        files.read(TEXT_VERDICT_FILE, "verdict on the text", TextVerdict),
         curves,
-        read(COMPARE_FILE, "comparison", Comparison),
-        read(FAMILIES_FILE, "families of the run", families_of) or (),
-        tuple(_every(sides, "comparison of families", EngineComparison, problems)),
-        read(BUDGETS_FILE, "budgets", Budgets),
-        read(ENGINES_FILE, "engines of the run", EngineWays),
+        files.read(COMPARE_FILE, "comparison", Comparison),
+        files.read(FAMILIES_FILE, "families of the run", families_of) or (),
+        tuple(files.every(COMPARISON_FILES, "comparison of families", EngineComparison)),
+        files.read(BUDGETS_FILE, "budgets", Budgets),
+        files.read(ENGINES_FILE, "engines of the run", EngineWays),
     )
 
 
@@ -207,35 +199,37 @@ def beside(run: Run, score: Score) -> Confirmed | None:
     return load_or_note(path, "confirmation", Confirmed, [])  # one that proposed nothing is none
 
 
-def _every(
-    paths: Iterable[Path], what: str, kind: Callable[..., _T], problems: list[str]
-) -> list[_T]:
-    read = (load_or_note(path, what, kind, problems) for path in sorted(paths))
-    return [found for found in read if found is not None]
+class _Files(NamedTuple):
+    """Those of a folder, and what is wrong with some."""
+
+    folder: Path
+    problems: list[str]
+
+    def read(self, name: str, what: str, kind: Callable[..., _T]) -> _T | None:
+        return load_or_note(self.folder / name, what, kind, self.problems)
+
+    def every(self, names: str, what: str, kind: Callable[..., _T]) -> list[_T]:
+        paths = sorted(self.folder.glob(names))
+        read = (load_or_note(path, what, kind, self.problems) for path in paths)
+        return [found for found in read if found is not None]
 
 
-def _candidate(run: Run, rank: int, problems: list[str]) -> Shown | None:
-    folder = run.best_dir(rank)
-
-    def read(name: str, what: str, kind: Callable[..., _T]) -> _T | None:
-        return load_or_note(folder / name, what, kind, problems)
-
-    score = read("score.json", "score", Score.from_dict)
+def _candidate(files: _Files, rank: int) -> Shown | None:
+    score = files.read("score.json", "score", Score.from_dict)
     if score is None:
         return None
-    confirmed = read(CONFIRMED_FILE, "confirmation", Confirmed)
+    confirmed = files.read(CONFIRMED_FILE, "confirmation", Confirmed)
     main = (confirmed.engine, confirmed.dtype) if confirmed is not None else None
-    others = _every(folder.glob("confirmed-*.json"), "confirmation", Confirmed, problems)
-    loads = _every(folder.glob(LOAD_FILES), "measurement under load", LoadRecord, problems)
+    others = files.every("confirmed-*.json", "confirmation", Confirmed)
     return Shown(
         replace(score, rank=rank),
-        folder,
-        read(TRAINING_FILE, "training record", TrainingRecord.from_dict),
+        files.folder,
+        files.read(TRAINING_FILE, "training record", TrainingRecord.from_dict),
         confirmed,
-        _replayed(folder, score.gamma),
-        _replayed(folder, max(score.gamma, POSITIONS)),
-        loads=tuple(loads),
-        schedule=read(SCHEDULE_FILE, "schedule", planned_schedule),
+        _replayed(files.folder, score.gamma),
+        _replayed(files.folder, max(score.gamma, POSITIONS)),
+        loads=tuple(files.every(LOAD_FILES, "measurement under load", LoadRecord)),
+        schedule=files.read(SCHEDULE_FILE, "schedule", planned_schedule),
         elsewhere=tuple(other for other in others if (other.engine, other.dtype) != main),
     )
 

@@ -39,20 +39,25 @@ def value_cell(
     return Cell(f"{scale * estimate.value:.{digits}f}{unit}{spread}", estimate.source)
 
 
-def columns(text: str) -> tuple[str, ...]:
-    """The header of a table: `"draft | gamma | alpha"`."""
-    return tuple(text.split(" | "))
+def columns(header: Sequence[str]) -> tuple[str, ...]:
+    """Of the header of a table: `"draft | gamma | alpha"`, or one by one."""
+    return tuple(header.split(" | ") if isinstance(header, str) else header)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a header; `lead`: the row to stress; `brief`: the columns that a terminal has room
-    for (default: all)."""
+    """Rows under a header (see `columns`); `lead`: the row to stress; `brief`: the columns that a
+    terminal has room for (default: all)."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[Cell | str]]
     lead: int | None = None
     brief: Sequence[str] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of its columns."""
+        return columns(self.header)
 
     @property
     def cells(self) -> list[list[Cell]]:

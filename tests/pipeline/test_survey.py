@@ -18,7 +18,6 @@ from archsearch.pipeline.search import survey, surveyed_devices
 from archsearch.pipeline.session import SearchRequest
 from archsearch.records import as_data
 from archsearch.report.phrases import AskedBudget, ServedBy
-from archsearch.report.terminal.search import survey_text
 from archsearch.search.objective import Score
 from archsearch.workload import Workload, WorkloadRequest
 
@@ -79,7 +78,7 @@ def test_a_row_each_with_the_devices_that_hold_it(monkeypatch: pytest.MonkeyPatc
         == [each.asked.gpu for each in asked]
     )
     assert all(each.run is not None and not each.run.exists() for each in asked)
-    text = survey_text(result)
+    text = str(result)
     assert (
         max(map(len, text.splitlines())) <= 100
         and "2 x h100-sxm5-80gb" in text

@@ -1,6 +1,5 @@
-"""What engines in a process of their own have in common: a worker that is started, asked and ended,
-in another interpreter, because engines pin their own torch; killed whole, so nothing stays; folders
-as models.
+"""What engines in a process of their own have in common: a worker in another interpreter, because
+engines pin their own torch.
 
 One JSON object a line goes in on the child's stdin, one comes back on its original stdout. The
 worker's script imports nothing of archsearch. An answer is {"ok": {...}} or {"error": one line,
@@ -22,7 +21,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar, Final
+from typing import IO, Any, ClassVar, Final
 
 from archsearch.acceptance.lookup import Ngram
 from archsearch.engine_facts import engine_facts
@@ -34,6 +33,7 @@ from archsearch.engines.engine import (
     GenerationResult,
     ModelSource,
     Sampling,
+    Tokenizer,
     check_family,
     same_vocabulary,
     text_of,
@@ -41,10 +41,6 @@ from archsearch.engines.engine import (
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.files import read_json
 from archsearch.schedule import Ranges
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 
 _STOP_S: Final = 10.0
 _KEPT_LINES: Final = 60
@@ -194,7 +190,6 @@ class Child:
                     raise
 
     def _last_words(self) -> str:
-        """The last line of its stderr that reads like an error, or just the last."""
         telling = [line for line in self.log if "Error" in line or "error" in line]
         chosen = telling or self.log
         return f": {chosen[-1].strip()[:300]}" if chosen else ""
@@ -237,26 +232,23 @@ class ChildEngine:
     """An engine whose `worker` runs in an interpreter of its own: `start` loads it, `stop` ends the
     process, which frees all.
 
-    A subclass names itself (as in --engine) and its worker, and fills in the hooks; what it can is
-    in its EngineFacts.
+    A subclass names itself (as in --engine), its worker and the settings that this is `told`, and
+    fills in the hooks; what it can is in its EngineFacts.
     """
 
     name: ClassVar[str]
     worker: ClassVar[Path]
     environment: ClassVar[Mapping[str, str]] = {}
+    told: ClassVar[tuple[str, ...]] = ()
+    gamma = 0
+    _child: Child | None = None
+    _steps: tuple[EngineStep, ...] = ()
+    _version: str | None = None
 
-    def __init__(
-        self, settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None
-    ) -> None:
-        """`tokenizer` turns tokens into the results' text (without one the text is empty)."""
-        self.settings = settings
-        self.tokenizer = tokenizer
+    def __init__(self, settings: EngineSettings, tokenizer: Tokenizer = None) -> None:
+        self.settings, self.tokenizer = settings, tokenizer
         self.facts = engine_facts(self.name)
         self.title = self.facts.title
-        self.gamma = 0
-        self._child: Child | None = None
-        self._steps: tuple[EngineStep, ...] = ()
-        self._version: str | None = None
 
     # -- hooks
 
@@ -267,8 +259,8 @@ class ChildEngine:
         """Raise ArchsearchError for what this engine, as it was started, cannot generate."""
 
     def request(self) -> dict[str, object]:
-        """What the worker reads of the settings when it starts."""
-        return {}
+        """What this worker reads besides when it starts."""
+        return {name: getattr(self.settings, name) for name in self.told}
 
     def prepared(self, sources: Sequence[str]) -> list[str]:
         """The models in the form that the worker loads, target first."""
@@ -378,7 +370,6 @@ class ChildEngine:
         ]
 
     def token_logits(self, token_ids: Sequence[int], candidates: Sequence[int]) -> list[float]:
-        """The target's logits after `token_ids`, from a pass of the engine."""
         answer = self._started().ask(
             {"do": "logits", "token_ids": list(token_ids), "candidates": list(candidates)}
         )

@@ -1,6 +1,5 @@
-"""Other interpreters, run so that nothing of this one leads them astray and none stays behind; what
-they have, found out by importing it there; pip in an environment: its output as one growing number,
-a torch without CUDA where one is wanted, broken packages; one install or removal at a time."""
+"""Other interpreters, run so that nothing of this one leads them astray and none stays behind; pip
+in them."""
 
 from __future__ import annotations
 
@@ -108,8 +107,6 @@ def run_logged(
 
 
 def _useful(lines: deque[str]) -> str:
-    """The line that says why: the last error, else the last line that is neither a hint nor a
-    warning."""
     errors = [line for line in lines if re.match(r"(ERROR|error|Error|OSError|.*Error):", line)]
     plain = [
         line for line in lines if not line.startswith(("[notice]", "WARNING", "hint:", "note:"))
@@ -309,9 +306,8 @@ def pip_install(
 
 
 def remove_broken(inside: Path, known: Recipe, log: Log) -> None:
-    """Uninstall the `removable` packages that do not import: PyPI's torchvision and torchaudio are
-    built for CUDA's torch, do not load beside the CPU's, and transformers fails where it finds them
-    broken. vLLM does without them."""
+    """Uninstall the `removable` packages that do not import: PyPI's are built for CUDA's torch, and
+    transformers fails where it finds them broken."""
     broken = []
     for name in known.removable:
         program = (

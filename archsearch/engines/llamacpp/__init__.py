@@ -1,1 +1,0 @@
-"""llama.cpp, through its own HTTP server."""

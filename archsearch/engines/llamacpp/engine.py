@@ -41,6 +41,7 @@ class LlamaCppEngine(ChildEngine):
 
     name = "llama.cpp"
     worker = WORKER
+    told = ("threads", "time_passes")
 
     def check(self, draft: ModelSource | None, gamma: int, schedule: Ranges) -> None:
         if isinstance(draft, Chained):
@@ -93,9 +94,6 @@ class LlamaCppEngine(ChildEngine):
         if isinstance(model, Path) and is_gguf(model):
             return str(model.resolve())
         return super()._source(model)
-
-    def request(self) -> dict[str, object]:
-        return {"threads": self.settings.threads, "time_passes": self.settings.time_passes}
 
     def _interpreter(self) -> Path:
         """A llama-server of the user's own needs nothing but Python beside it."""
@@ -150,10 +148,8 @@ def gguf_of(
 
 
 def _kept(config: Path, weights: Path, dtype: str, how: str) -> Path:
-    """Where the cache keeps the file of these contents, written that way."""
     digest = hashlib.blake2b(f"{WRITER} {how} ".encode(), digest_size=16)
     for file in (config, weights):
         with file.open("rb") as stream:
-            while block := stream.read(1 << 22):
-                digest.update(block)
+            hashlib.file_digest(stream, lambda: digest)
     return cache_dir() / "llama.cpp" / f"{digest.hexdigest()}-{dtype}.gguf"

@@ -1,9 +1,4 @@
-"""What a plan shows, in figures: prompt by prompt, or with several requests in flight.
-
-By prompt, a speed-up is a median over prompts, of whole requests. Under load it is one over turns,
-and times come from the engine's steps at full batch that read no prompt (from whole requests where
-an engine does not report its steps).
-"""
+"""What a plan shows, in figures: prompt by prompt, or with several requests in flight."""
 
 from __future__ import annotations
 
@@ -92,7 +87,6 @@ def choice_cost(ratios: Array, gammas: tuple[int, ...], best: int, seed: int) ->
 
 
 def _by_prompt(trace: Trace, variant: Variant) -> ByPrompt:
-    """Counts and times of the same prompts, alone and with a drafter."""
     plan = trace.plan
     alone, assisted = trace.results(plan.alone.name), trace.results(variant.name)
     counts = _counts(trace, variant.name)
@@ -189,7 +183,6 @@ def _estimate(sums: Array, drawn: Array, above: Sequence[int], below: Sequence[i
 
 
 def _by_position(results: Sequence[GenerationResult]) -> tuple[float, ...]:
-    """Share of whole rounds in which each position was accepted; () without a round."""
     sums = np.zeros(max((len(each.accepted_by_position) for each in results), default=0))
     for each in results:
         sums[: len(each.accepted_by_position)] += each.accepted_by_position

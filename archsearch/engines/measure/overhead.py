@@ -1,8 +1,7 @@
 """What an engine adds to a plain token and to a round, measured: its cycle time less the forward
 passes it is made of.
 
-Random weights of the real shapes are enough: time does not depend on what the numbers are. The rows
-go into the Profile (kind `engine`), so that predictions are for the engine that will serve.
+Random weights of the real shapes are enough: time does not depend on what the numbers are.
 """
 
 from __future__ import annotations
@@ -94,7 +93,6 @@ class _Trial:
             }
 
     def measure(self, case: Case, times: _Timings) -> None:
-        """Time the passes and one generation of `case` and add them to `times`."""
         gamma, layers = case
         with torch.inference_mode():
             times.target += self.timer.time(

@@ -131,8 +131,8 @@ class StepRows:
 
     engine: str
     asked: PassRequest
-    times: dict[_Times, list[tuple[float, float]]] = field(default_factory=dict)  # and slowdowns
-    contexts: dict[_Times, list[float]] = field(default_factory=dict)  # of `drafted` ones
+    # seconds, slowdown and context of each
+    times: dict[_Times, list[tuple[float, float, float]]] = field(default_factory=dict)
     grown: set[_Times] = field(default_factory=set)
     rng: random.Random = field(default_factory=lambda: random.Random(0))
 
@@ -194,9 +194,8 @@ class StepRows:
                 continue
             if isinstance(draft, Drafter):
                 shape = DraftedShape(self.engine, draft, gamma, batch, 0)
-                key = _Times("drafted", shape, "cold")
-                self._keep(key, step.seconds - step.target_s, slower(1))
-                self.contexts.setdefault(key, []).append(step.context)
+                seconds = step.seconds - step.target_s
+                self._keep(_Times("drafted", shape, "cold"), seconds, slower(1), step.context)
                 continue
             if len(step.draft_s) != passes:
                 continue
@@ -208,13 +207,13 @@ class StepRows:
                 cache = "warm" if number > 1 else "cold"  # the first of each model is cold
                 key = _Times("pass", PassShape(self.engine, role, arch, *sizes), cache)
                 met = tokens if role == "target" else _tokens_met(arch, tokens)
-                self._keep(key, seconds, slower(met))
+                self._keep(key, seconds, slower(met), step.context)
             rest = RestShape(self.engine, gamma, batch, each[0] if each else 0)
             assert step.other_s is not None
-            self._keep(_Times("rest", rest, "warm"), step.other_s, slower(1))
+            self._keep(_Times("rest", rest, "warm"), step.other_s, slower(1), step.context)
 
-    def _keep(self, key: _Times, seconds: float, slowdown: float) -> None:
-        self.times.setdefault(key, []).append((seconds / slowdown, slowdown))
+    def _keep(self, key: _Times, seconds: float, slowdown: float, context: float) -> None:
+        self.times.setdefault(key, []).append((seconds / slowdown, slowdown, context))
         self.grown.add(key)
 
     def rows(self) -> list[Measurement]:
@@ -225,10 +224,10 @@ class StepRows:
         for key, kept in self.times.items():
             if len(kept) < MIN_STEPS or key not in self.grown:
                 continue
-            times, slowdowns = zip(*kept, strict=True)
+            times, slowdowns, contexts = zip(*kept, strict=True)
             shape, how = key.shape, (self.asked.dtype, self.asked.mode, key.cache)
-            if key in self.contexts:
-                shape = replace(shape, context=_rounded(statistics.fmean(self.contexts[key])))
+            if key.kind == "drafted":
+                shape = replace(shape, context=_rounded(statistics.fmean(contexts)))
             found.append(row_of(key.kind, shape, how, times, statistics.median(slowdowns)))
         self.grown.clear()
         return sorted(found, key=lambda row: 2 * _marks(row) or row.kind == "pass")

@@ -2,8 +2,7 @@
 and a long gamma.
 
 What the host of an engine needs per layer shows where drafts are deep and gamma is long; what it
-adds to the GPU's side, where both are small. Each start of an engine takes a minute; the plan puts
-the most informative cases first, and ends before the budget does.
+adds to the GPU's side, where both are small. Each start of an engine takes a minute.
 """
 
 from __future__ import annotations
@@ -24,6 +23,9 @@ from archsearch.progress import Progress, silent
 LAYERS: Final = (24, 2, 8)
 GAMMAS: Final = (6, 1)
 WIDTH: Final = 1024
+CONTEXT: Final = 512  # tokens in the cache in mid-run
+TOKENS: Final = 96  # written per request
+REPEATS: Final = 2
 BUDGET_S: Final = 600.0
 
 
@@ -52,8 +54,7 @@ class RoundRequest:
     `target`: what the engine loads, of `architecture`; `folder_of`: a draft's folder; `engine`: one
     with these switches, not started. `variants`: switches of the engine, the usual ones first.
     `recorded`: switches that every row names beside its own. `known`: shapes (`Measurement.shape`)
-    that were measured before. `context`: tokens in the cache in mid-run; `tokens`: written per
-    request.
+    that were measured before.
     """
 
     target: object
@@ -65,9 +66,6 @@ class RoundRequest:
     variants: Sequence[Mapping[str, str]] = ({},)
     recorded: Mapping[str, str] = field(default_factory=dict)
     tensor_parallel: int = 1
-    context: int = 512
-    tokens: int = 96
-    repeats: int = 2
     budget_s: float = BUDGET_S
     known: frozenset[Shape] = frozenset()
 
@@ -132,9 +130,8 @@ def measure_rounds(
             engine = asked.engine(dict(case.options))
             version = version or engine.version
             options = tuple(sorted({**asked.recorded, **dict(case.options)}.items()))
-            context, ranks = asked.context, asked.tensor_parallel
-            drafted = asked.architecture, case.draft, case.gamma
-            shape = RoundShape(engine.name, version, options, *drafted, 1, context, ranks)
+            drafted, ranks = (asked.architecture, case.draft, case.gamma), asked.tensor_parallel
+            shape = RoundShape(engine.name, version, options, *drafted, 1, CONTEXT, ranks)
             if freeze_shape(shape.to_dict()) in asked.known:
                 continue
             row = _run(asked, case, engine, shape)
@@ -151,20 +148,17 @@ def measure_rounds(
 
 
 def _run(asked: RoundRequest, case: RoundCase, engine: Engine, shape: RoundShape) -> Measurement:
-    """The row of one case: seconds of its whole rounds (or plain steps), a warm-up apart."""
     options: dict[str, Any] = {}
     if case.draft is not None and engine.facts.synthesises:
         options["synthetic"] = synthetic(case.gamma)
     folder = None if case.draft is None else asked.folder_of(case.draft)
-    length = max(8, asked.context - asked.tokens // 2)
-    prompts = made_up(asked.architecture.vocab_size, length)
+    prompts = made_up(asked.architecture.vocab_size, CONTEXT - TOKENS // 2)
     times: list[float] = []
     engine.start(asked.target, folder, case.gamma, **options)
     try:
-        warm_up = min(asked.tokens, 16 + case.gamma)
-        engine.generate(prompts, Sampling(max_new_tokens=warm_up, ignore_end=True))
-        sampling = Sampling(max_new_tokens=asked.tokens, ignore_end=True)
-        for _ in range(asked.repeats):
+        engine.generate(prompts, Sampling(max_new_tokens=16 + case.gamma, ignore_end=True))
+        sampling = Sampling(max_new_tokens=TOKENS, ignore_end=True)
+        for _ in range(REPEATS):
             result = engine.generate(prompts, sampling)[0]
             times += result.gaps_s[: max(1, result.rounds - 1)] if case.gamma else result.gaps_s
     finally:

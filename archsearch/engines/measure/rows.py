@@ -1,5 +1,4 @@
-"""What all that measures in an engine shares: made-up prompts, made-up acceptance, rows of a
-Profile out of times, and how slow the machine is meanwhile."""
+"""What all that measures in an engine shares."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ class PlainSteps:
 
     What slows an engine's steps need not slow a handful of GEMMs: on a virtual CPU whose other
     hyperthread works for somebody else a step takes 60 to 110 ms instead of 32, and a probe of
-    milliseconds says 1.1. A step in a second process just before and after feels the same.
+    milliseconds says 1.1.
 
     The engine of `make_engine` is started with `target` when first called, and lives until `stop`.
     `otherwise` answers in its stead where the engine does not tell its steps.

@@ -1,8 +1,5 @@
 """Ways to serve take turns on the same prompts in an engine: drift of the machine hits all alike.
-
-Everything that is confirmed is one plan. By prompt, a turn is one request; under load it is a batch
-at each number of requests in flight.
-"""
+Everything that is confirmed is one plan."""
 
 from __future__ import annotations
 
@@ -179,7 +176,6 @@ class _Engines:
         self.name = self.version = ""
 
     def ready(self, variant: Variant) -> Engine:
-        """The engine of a variant, started and warm."""
         plan = self.plan
         if variant.name not in self.alive:
             if plan.apart:
@@ -278,12 +274,8 @@ def full_steps(
     steps: Sequence[EngineStep], concurrency: int, ragged: bool = False
 ) -> list[EngineStep]:
     """The steps that show what serving at `concurrency` takes: all requests in them, no prompt
-    read, no request ended.
-
-    A request's last round is cut at its last token, so a step that is followed by another batch, by
-    a prompt or by nothing is left out; so are rounds that drafted less than gamma, but for those of
-    a drafter that finds fewer tokens (`ragged`).
-    """
+    read, no request ended, since its last round is cut; of rounds that drafted less than gamma only
+    those of a drafter that finds fewer tokens (`ragged`)."""
     kept = []
     for step, after in pairwise(steps):
         goes_on = after.batch == step.batch and not after.prefill

@@ -1,6 +1,5 @@
 """Servers that speak OpenAI's completions, whoever wrote them: HTTP in standard library only,
-bounded in time and bytes, whatever the server sends; short questions, and streams with the time at
-which each event arrived."""
+bounded in time and bytes, whatever the server sends."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""OpenVINO GenAI, in a process of its own."""

@@ -29,6 +29,7 @@ class OpenVinoEngine(ChildEngine):
 
     name = "openvino"
     worker = WORKER
+    told = ("threads",)
     environment = {"OPENVINO_TELEMETRY_OPT_OUT": "1"}
 
     def check(self, draft: ModelSource | None, gamma: int, schedule: Ranges) -> None:
@@ -86,7 +87,4 @@ class OpenVinoEngine(ChildEngine):
             raise ArchsearchError("two prompts have the same id; give each its own")
 
     def request(self) -> dict[str, object]:
-        return {
-            "threads": self.settings.threads,
-            "cache": str((cache_dir() / "openvino").absolute()),
-        }
+        return super().request() | {"cache": str((cache_dir() / "openvino").absolute())}

@@ -1,1 +1,0 @@
-"""transformers, in archsearch's own process."""

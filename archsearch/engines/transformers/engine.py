@@ -39,6 +39,7 @@ from archsearch.engines.engine import (
     GenerationResult,
     ModelSource,
     Sampling,
+    Tokenizer,
     check_family,
     same_vocabulary,
     text_of,
@@ -50,7 +51,7 @@ from archsearch.models.runtime import hooked, load_checked, quiet_transformers, 
 from archsearch.schedule import Ranges
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 
 class ChainGenerator(AssistedCandidateGenerator):
@@ -218,32 +219,29 @@ class SyntheticAcceptance(LogitsProcessor):
 
 class TransformersEngine:
     """`generate(assistant_model=...)`. Several engines may share loaded modules: gamma is set on
-    the draft for each call only.
-
-    `tokenizer` turns tokens into the results' text (without one the text is empty). `dtype` and
-    `device` apply to folders given to `start`; a draft goes where its target is.
+    the draft for each call only. `dtype` and `device` apply to folders given to `start`; a draft
+    goes where its target is.
     """
 
     name = "transformers"
     facts = engine_facts(name)
+    target: PreTrainedModel | None = None
+    draft: PreTrainedModel | None = None
+    lookup: Ngram | None = None
+    chain: Chained | None = None
+    readers: Callable[[Sequence[int]], Reader] | None = None
+    synthetic: tuple[float, ...] = ()
+    gamma = exit_layers = 0
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: Tokenizer = None,
         dtype: torch.dtype | str = torch.bfloat16,
         device: str = "cpu",
     ) -> None:
         self.version = version("transformers")
         self.tokenizer = tokenizer
         self.dtype, self.device = torch_dtype(dtype), device
-        self.target: PreTrainedModel | None = None
-        self.draft: PreTrainedModel | None = None
-        self.lookup: Ngram | None = None
-        self.exit_layers = 0
-        self.gamma = 0
-        self.chain: Chained | None = None
-        self.readers: Callable[[Sequence[int]], Reader] | None = None
-        self.synthetic: tuple[float, ...] = ()
         self._steps: list[EngineStep] = []
 
     def start(
@@ -504,9 +502,7 @@ def _own_defaults(
             model.generation_config = config
 
 
-def make(
-    settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None
-) -> TransformersEngine:
+def make(settings: EngineSettings, tokenizer: Tokenizer = None) -> TransformersEngine:
     """transformers as `settings` want it: their dtype and kind of device count here."""
     return TransformersEngine(
         tokenizer, settings.dtype, "cpu" if settings.device == "cpu" else "cuda"

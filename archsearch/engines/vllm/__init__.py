@@ -1,1 +1,0 @@
-"""vLLM: in a process of its own, or as a server that runs already."""

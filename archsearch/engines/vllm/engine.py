@@ -5,16 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from archsearch.engines.child.child_engine import ChildEngine
-from archsearch.engines.engine import Engine, EngineSettings, ModelSource, drafter_family
+from archsearch.engines.engine import Engine, EngineSettings, ModelSource, Tokenizer, drafter_family
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
 from archsearch.schedule import Ranges
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +30,7 @@ class VllmEngine(ChildEngine):
 
     name = "vllm"
     worker = WORKER
+    told = ("mode", "tensor_parallel", "device", "memory_share")
     environment = {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -59,13 +57,8 @@ class VllmEngine(ChildEngine):
 
     def request(self) -> dict[str, object]:
         settings, formats = self.settings, self.facts.quantises
-        asked = {
-            "mode": settings.mode,
-            "tensor_parallel": settings.tensor_parallel,
-            "device": settings.device,
-            "memory_share": settings.memory_share,
-            "draft_quantization": formats.get(settings.draft_dtype or ""),
-        }
+        quantised = formats.get(settings.draft_dtype or "")
+        asked = super().request() | {"draft_quantization": quantised}
         if settings.dtype in formats:  # of the weights; all else is in 16 bits
             asked |= {"dtype": "bfloat16", "quantization": formats[settings.dtype]}
         return asked
@@ -78,7 +71,7 @@ class VllmEngine(ChildEngine):
             )
 
 
-def make(settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None) -> Engine:
+def make(settings: EngineSettings, tokenizer: Tokenizer = None) -> Engine:
     """vLLM as `settings` want it: a server that runs already, or a process of its own."""
     if settings.server_url is None:
         return VllmEngine(settings, tokenizer)

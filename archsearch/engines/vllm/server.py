@@ -1,10 +1,7 @@
 """vLLM as a server that runs already: its OpenAI API for the answers, its Prometheus metrics for
 the counts.
 
-The server's draft, gamma and acceptance are its own and cannot be set from here; `start` checks
-what the server reports about them.
-
-Counts. Every streamed chunk carries the tokens that the engine handed over since the last one: one
+Every streamed chunk carries the tokens that the engine handed over since the last one: one
 round, as long as this process reads faster than the server writes, which `spec_decode_num_drafts`
 on /metrics before and after shows. If so, each result has the whole rounds of its own chunks;
 rounds cut by max_new_tokens or by the end of the text are left out, as everywhere. If chunks were
@@ -26,7 +23,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from archsearch.engine_facts import engine_facts
 from archsearch.engines.child.answers import answer_of, drafting_rounds, round_statistics
@@ -37,6 +34,7 @@ from archsearch.engines.engine import (
     GenerationResult,
     ModelSource,
     Sampling,
+    Tokenizer,
     check_start,
     text_of,
 )
@@ -44,9 +42,6 @@ from archsearch.engines.openai.client import Lost, OpenAIServer, Stream, refusal
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.files import read_json
 from archsearch.schedule import Ranges
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +114,7 @@ SETTLE_S: Final = 5.0
 
 
 class VllmServerEngine:
-    """vLLM servers that run already: `settings.server_url` with the target and its draft,
-    `settings.baseline_url` with the target alone. `tokenizer` turns tokens into the results' text;
-    without one the text is the server's.
+    """vLLM servers that run already (see `Reached`). Without a tokenizer the text is the server's.
 
     dtype, mode, threads, tensor_parallel and max_len of `settings` are the server's own business.
     Answers are timed here, with the network in between. `finished` has the results of the last
@@ -131,20 +124,16 @@ class VllmServerEngine:
     name = "vllm"
     # A running server takes no orders; `schedule` says with which it was started.
     facts = replace(engine_facts(name), synthesises=False, schedules=False)
+    version = "a server that is not asked yet"
+    _server: OpenAIServer | None = None
+    _gamma = _max_len = _calls = 0
+    _scheduled = False
+    _model = ""
+    _vocab_size: int | None = None
 
-    def __init__(
-        self, settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None
-    ) -> None:
+    def __init__(self, settings: EngineSettings, tokenizer: Tokenizer = None) -> None:
         self.settings, self.tokenizer = settings, tokenizer
-        self.version = "a server that is not asked yet"
         self.finished: list[GenerationResult] = []
-        self._server: OpenAIServer | None = None
-        self._gamma = 0
-        self._scheduled = False
-        self._model = ""
-        self._max_len = 0
-        self._vocab_size: int | None = None
-        self._calls = 0
 
     def start(
         self,
@@ -418,7 +407,6 @@ class VllmServerEngine:
         return lengths[0] == 1 and max(lengths) <= self._gamma + 1
 
     def _settled(self, server: OpenAIServer, before: Counters, written: int) -> Counters:
-        """What the server counted for `written` tokens, once its metrics have caught up."""
         deadline = time.monotonic() + SETTLE_S
         while True:
             counted = self._counters(server).since(before)

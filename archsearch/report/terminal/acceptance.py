@@ -171,31 +171,28 @@ class DraftAcceptance:
     published: Maybe[Published] = None
     explanation: Maybe[Explanation] = None
 
-
-def acceptance_text(result: DraftAcceptance) -> str:
-    """What `acceptance` prints."""
-    said, text = result.said, result.on_text
-    sampled = f"temperature {said.temperature:g}, top-p {said.top_p:g}"
-    who = said.draft if result.model is None else f"Draft {said.draft} ({result.model.shape})"
-    lines = [f"{who} for {said.target}, {sampled if said.temperature else 'greedy'}."]
-    if result.published is not None:
-        words = f"tau {result.published.tau:g} at gamma {result.published.gamma} is alpha"
-        lines.append(f"{words} {plus_minus(result.alpha, digits=3)}.")
-    elif text is not None:
-        notes = ["", *(f"Note: {note}." for note in text.notes)]
-        if isinstance(text.figures, Exits):
-            lines += ["", _exit_table(text.figures.exits), *notes]
-        elif isinstance(text.figures, Replayed):
-            lines += _replayed_lines(text, text.figures, notes)
-        else:
-            lines += _measured_lines(text, text.figures, notes, sampled=said.temperature > 0)
-    if result.explanation is not None:
-        lines += _explanation_lines(result.explanation)
-    return "\n".join(lines)
+    def __str__(self) -> str:
+        said, text = self.said, self.on_text
+        sampled = f"temperature {said.temperature:g}, top-p {said.top_p:g}"
+        who = said.draft if self.model is None else f"Draft {said.draft} ({self.model.shape})"
+        lines = [f"{who} for {said.target}, {sampled if said.temperature else 'greedy'}."]
+        if self.published is not None:
+            words = f"tau {self.published.tau:g} at gamma {self.published.gamma} is alpha"
+            lines.append(f"{words} {plus_minus(self.alpha, digits=3)}.")
+        elif text is not None:
+            notes = ["", *(f"Note: {note}." for note in text.notes)]
+            if isinstance(text.figures, Exits):
+                lines += ["", _exit_table(text.figures.exits), *notes]
+            elif isinstance(text.figures, Replayed):
+                lines += _replayed_lines(text, text.figures, notes)
+            else:
+                lines += _measured_lines(text, text.figures, notes, sampled=said.temperature > 0)
+        if self.explanation is not None:
+            lines += _explanation_lines(self.explanation)
+        return "\n".join(lines)
 
 
 def _best_lines(gains: Gains | None, prices: Prices | None, who: str, how: str) -> list[str]:
-    """The best gamma; nothing where no device was named."""
     if gains is None or prices is None:
         return []
     best = gains.best_gamma

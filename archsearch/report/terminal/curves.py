@@ -70,30 +70,28 @@ class Swept(Asked):
             return drafts
         return [f"{draft}, {by}".rstrip() for draft, by in zip(drafts, engines, strict=True)]
 
-
-def curves_text(result: Swept) -> str:
-    """What `estimate --sweep` prints."""
-    work, axis = result.workload, result.sweep
-    fixed = [
-        f"batch size {work.batch_size}" if axis != "batch" else "",
-        f"context {work.context_len}" if axis != "context" else "",
-        f"gamma {result.gamma}" if result.gamma and axis != "gamma" else "",
-        f"tensor parallel {work.tensor_parallel}",
-    ]
-    named = zip(result.names, result.curves, strict=True)
-    given = "given" if result.prior == "given" else f"the prior ({result.prior})"
-    lines = wrapped(
-        [
-            *(f"{name}: {_verdict(item, axis)}" for name, item in named),
-            f"Target {result.target} on {result.device}, {result.dtype_words},"
-            f" {', '.join(filter(None, fixed))}; over {WORDS[axis]}.",
+    def __str__(self) -> str:
+        work, axis = self.workload, self.sweep
+        fixed = [
+            f"batch size {work.batch_size}" if axis != "batch" else "",
+            f"context {work.context_len}" if axis != "context" else "",
+            f"gamma {self.gamma}" if self.gamma and axis != "gamma" else "",
+            f"tensor parallel {work.tensor_parallel}",
         ]
-    )
-    for item in result.curves:
-        lines += ["", *_one(item, axis)]
-    rests_on = f"Latency: {result.latency}."
-    accepts = f"Acceptance: {'swept' if axis == 'alpha' else given}."
-    return "\n".join([*lines, "", *wrapped([LEGEND, rests_on, accepts])])
+        named = zip(self.names, self.curves, strict=True)
+        given = "given" if self.prior == "given" else f"the prior ({self.prior})"
+        lines = wrapped(
+            [
+                *(f"{name}: {_verdict(item, axis)}" for name, item in named),
+                f"Target {self.target} on {self.device}, {self.dtype_words},"
+                f" {', '.join(filter(None, fixed))}; over {WORDS[axis]}.",
+            ]
+        )
+        for item in self.curves:
+            lines += ["", *_one(item, axis)]
+        rests_on = f"Latency: {self.latency}."
+        accepts = f"Acceptance: {'swept' if axis == 'alpha' else given}."
+        return "\n".join([*lines, "", *wrapped([LEGEND, rests_on, accepts])])
 
 
 def _one(item: DraftCurve, axis: Axis) -> list[str]:
@@ -187,8 +185,7 @@ def check_plot(path: Path) -> None:
 
 
 def plot_curves(result: Swept, path: Path) -> None:
-    """Write the picture: speed-up above (band: 5 to 95 %; dashed: every token accepted), throughput
-    below (dashed: without a draft)."""
+    """Write the picture: speed-up above, throughput below."""
     from archsearch.report.chart_files import drawn, write_picture
 
     check_plot(path)

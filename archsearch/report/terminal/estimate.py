@@ -222,14 +222,12 @@ def estimate_text(result: Estimated, *, explain: bool) -> str:
 
 
 def _gammas(score: Score) -> str:
-    """Its gamma; of a mix those of its parts where they differ."""
     parts = score.mix.parts if score.mix is not None else ()
     each = dict.fromkeys(part.gamma for part in parts)
     return "/".join(map(str, each)) if len(each) > 1 else str(score.gamma)
 
 
 def _waiting(result: Estimated) -> list[str]:
-    """Which kinds of requests of a mix wait for memory, or for what a server runs at most."""
     best = result.drafts[0].score.mix
     if best is None or result.mix is None:
         return []
@@ -243,7 +241,6 @@ def _waiting(result: Estimated) -> list[str]:
 
 
 def _said(result: Estimated) -> list[str]:
-    """What changes how the numbers are to be read, most important first."""
     unprofiled = latency_warning(result.latency, result.target)
     said = [f"WARNING: {text}." for text in (unprofiled, *result.warnings) if text]
     said += [*_waiting(result), *result.prompts_words()]
@@ -296,8 +293,6 @@ def _table(entries: Sequence[Entry], header: str) -> str:
 
 
 def _round(entry: Entry, alike: bool) -> str:
-    """What decides the draft's round, how deep it could be, and, where the engine does not run all
-    drafters `alike`, how it runs this one."""
     free, how = entry.free_layers, entry.engine_class
     parts = [
         round_words(entry.score),

@@ -24,9 +24,14 @@ def wrapped(texts: Iterable[str]) -> list[str]:
     return [line for text in texts for line in wrap(text)]
 
 
-def table(rows: Sequence[Sequence[str]], header: Sequence[str] | str) -> str:
+def indented(text: str) -> list[str]:
+    """Its lines, below what they belong to."""
+    return [f"  {line}" for line in wrap(text, WIDTH - 4)]
+
+
+def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
     """Aligned columns; numbers to the right. `header`: as `columns` takes it."""
-    named = columns(header) if isinstance(header, str) else tuple(header)
+    named = columns(header)
     widths = [max(map(len, column)) for column in zip(named, *rows, strict=True)]
 
     def number(text: str) -> bool:
@@ -73,13 +78,13 @@ def section_text(section: Section) -> str:
 
 def _table_lines(shown: Table) -> list[str]:
     """As many of its brief columns as fit, in the order of the table."""
-    texts = [list(shown.header), *([cell.text for cell in row] for row in shown.cells)]
-    widths = {name: max(len(row[i]) for row in texts) for i, name in enumerate(shown.header)}
+    texts = [list(shown.names), *([cell.text for cell in row] for row in shown.cells)]
+    widths = {name: max(len(row[i]) for row in texts) for i, name in enumerate(shown.names)}
     kept: set[str] = set()
-    for name in shown.brief:
+    for name in columns(shown.brief):
         if sum(widths[each] + 2 for each in kept) + widths.get(name, WIDTH) <= WIDTH:
             kept.add(name)
-    chosen = [i for i, name in enumerate(shown.header) if name in kept or not shown.brief]
+    chosen = [i for i, name in enumerate(shown.names) if name in kept or not shown.brief]
     rows = [[row[i] for i in chosen] for row in texts]
     # A space before words that begin with a number keeps them to the left.
     left = [i for i, cell in enumerate(shown.cells[0]) if cell.left] if shown.rows else []

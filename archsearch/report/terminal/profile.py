@@ -36,6 +36,19 @@ class Imported:
     origin: str
     provenance: Mapping[str, Any]
 
+    def __str__(self) -> str:
+        whose = self.provenance
+        lines = [
+            f"Profile {self.folder}: {self.rows} rows for {self.device}.",
+            f"{self.origin}.",
+            f"Licence of the tables: {whose['licence']}, {whose['copyright']}.",
+        ]
+        if absent := whose.get("not_in_tables"):
+            lines.append(f"Not in the tables, so modelled: {'; '.join(absent)}.")
+        folder = shlex.quote(self.folder)
+        lines += ["", f"Next: archsearch search --target llama-65b --profile {folder}"]
+        return "\n".join(lines)
+
 
 @dataclass(frozen=True)
 class SweepEnd:
@@ -157,23 +170,7 @@ ROUNDS: Final = (
 )
 
 
-def import_text(result: Imported) -> str:
-    """What `profile --from` prints."""
-    whose = result.provenance
-    lines = [
-        f"Profile {result.folder}: {result.rows} rows for {result.device}.",
-        f"{result.origin}.",
-        f"Licence of the tables: {whose['licence']}, {whose['copyright']}.",
-    ]
-    if absent := whose.get("not_in_tables"):
-        lines.append(f"Not in the tables, so modelled: {'; '.join(absent)}.")
-    folder = shlex.quote(result.folder)
-    lines += ["", f"Next: archsearch search --target llama-65b --profile {folder}"]
-    return "\n".join(lines)
-
-
 def _ms(fit: AddedFit) -> dict[str, float]:
-    """What an engine adds, in ms; 0 of what was not measured."""
     costs = fit.to_dict()
     known = ("plain_s", "round_s", "token_s", "layer_s")
     return {name: 1e3 * costs.get(name, 0.0) for name in known}
@@ -185,7 +182,6 @@ def _left_out(errors: Array, percent: int) -> str:
 
 
 def _learnt_words(model: LatencyModel | NoModel) -> Iterator[str]:
-    """How right the model of one dtype is, and what engines add."""
     if isinstance(model, NoModel):
         yield f"no model yet: {model.missing}"
         return
@@ -206,7 +202,6 @@ def _learnt_words(model: LatencyModel | NoModel) -> Iterator[str]:
 
 
 def _cpu_lines(pace: CpuPace, noisy_share: float) -> list[str]:
-    """How quiet the machine was, of a CPU's profile."""
     words = (
         "Machine: {0.slowdown_median:.2f} times the quiet reference (5-95 %: {0.slowdown_p5:.2f} to"
         " {0.slowdown_p95:.2f}); divided out of every repeat."
@@ -221,7 +216,6 @@ def _cpu_lines(pace: CpuPace, noisy_share: float) -> list[str]:
 
 
 def _gpu_lines(measured: GpuSweeps) -> list[str]:
-    """What each sweep of a GPU measured, and whether its clock dropped."""
     lines = []
     for name, sweep in measured.sweeps.items():
         std = sweep.relative_std or 0.0
@@ -290,30 +284,28 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     runs: bool
 
-
-def doctor_text(result: Diagnosis) -> str:
-    """One line a finding, below it the command that mends it; the verdict last."""
-    lines, before = [], ""
-    for finding in result.findings:
-        topic = finding.topic if finding.topic != before else ""
-        before = finding.topic
-        start = f"{topic:<9} {MARKS[finding.level]}  "
-        lines += textwrap.wrap(
-            finding.text,
-            WIDTH,
-            initial_indent=start,
-            subsequent_indent=_INDENT,
-            break_on_hyphens=False,
+    def __str__(self) -> str:
+        lines, before = [], ""
+        for finding in self.findings:
+            topic = finding.topic if finding.topic != before else ""
+            before = finding.topic
+            start = f"{topic:<9} {MARKS[finding.level]}  "
+            lines += textwrap.wrap(
+                finding.text,
+                WIDTH,
+                initial_indent=start,
+                subsequent_indent=_INDENT,
+                break_on_hyphens=False,
+            )
+            if finding.command:
+                lines.append(f"{_INDENT}$ {finding.command}")
+        stop, mend = (
+            sum(each.level == level for each in self.findings) for level in ("stop", "mend")
         )
-        if finding.command:
-            lines.append(f"{_INDENT}$ {finding.command}")
-    stop, mend = (
-        sum(each.level == level for each in result.findings) for level in ("stop", "mend")
-    )
-    if not result.runs:
-        verdict = f"Nothing can run here until what is marked STOP ({stop}) is mended."
-    elif mend:
-        verdict = f"archsearch runs here; {mend} thing{'s' if mend > 1 else ''} to mend (MEND)."
-    else:
-        verdict = "archsearch runs here; nothing to mend."
-    return "\n".join([*lines, f"\n{verdict}"])
+        if not self.runs:
+            verdict = f"Nothing can run here until what is marked STOP ({stop}) is mended."
+        elif mend:
+            verdict = f"archsearch runs here; {mend} thing{'s' if mend > 1 else ''} to mend (MEND)."
+        else:
+            verdict = "archsearch runs here; nothing to mend."
+        return "\n".join([*lines, f"\n{verdict}"])

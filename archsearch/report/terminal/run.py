@@ -21,6 +21,7 @@ from archsearch.report.families import compared_section, engine_of
 from archsearch.report.load import section_load
 from archsearch.report.phrases import exported_for, shell_path
 from archsearch.report.reading import read_run
+from archsearch.report.section import Section
 from archsearch.report.terminal.layout import plus_minus, section_lines, table
 from archsearch.runs.candidate import Divergence, TrainingRecord
 from archsearch.runs.confirmed import Confirmed, LoadRecord
@@ -45,6 +46,39 @@ class Trained:
     text: Maybe[TextVerdict] = None
     expected: Maybe[Estimate] = None
 
+    def __str__(self) -> str:
+        run, rank = self.run, self.rank
+        before, after, training = self.before, self.after, self.training
+        kinds = [
+            f"{name} {plus_minus(value)}" for name, value in self.alpha_by_category.items() if name
+        ]
+        heldout = f"measured on held-out text{'; ' if kinds else ''}{', '.join(kinds)}"
+        took = (
+            f"Trained {human_time(training.seconds)} in all, {training.tokens:,} tokens at"
+            f" {training.tokens_per_s:,.0f} tokens/s."
+        )
+        if training.taken_from:
+            took = f"Weights of {training.taken_from}."
+        if self.expected is not None:
+            took += (
+                f" Its curve ends at {training.looks[-1].alpha:.3f} after {training.tokens:,}"
+                f" tokens; the law expects {plus_minus(self.expected, digits=3)}."
+            )
+        lines = [
+            f"Rank {rank}: alpha {plus_minus(before.alpha, digits=3)} ({before.alpha.source})"
+            f" -> {plus_minus(after.alpha, digits=3)} ({heldout}).",
+            took,
+            *_divergence_lines(training.divergence, after.alpha),
+            *_ended(training.stopped),
+            f"Modeled speed-up {plus_minus(before.speedup)} -> {plus_minus(after.speedup)} at"
+            f" gamma {after.gamma}.",
+            *([f"Text: {self.text.words()}"] if self.text is not None else []),
+        ]
+        confirm = ["archsearch", "confirm", str(run), "--rank", str(rank)]
+        if training.taken_from:
+            confirm += ["--prompts", str(training.record["prompts"])]
+        return "\n".join([*lines, "", f"Next: {shlex.join(confirm)}"])
+
 
 @dataclass(frozen=True)
 class HeadAnswer:
@@ -64,6 +98,26 @@ class HeadAnswer:
     stopped: str
     heldout: HeadAcceptance
     best: Mapping[str, object]
+
+    def __str__(self) -> str:
+        read = f"; auxiliary states in {human_time(self.auxiliary_s)} before"
+        shares = "  ".join(f"{share:.2f}" for share in self.heldout.conditional)
+        taus = "  ".join(f"{gamma}: {plus_minus(tau)}" for gamma, tau in self.heldout.tau.items())
+        lines = [
+            f"{family_class(self.family).title} for gamma {self.gamma}, {self.rows:,} tokens of the"
+            f" vocabulary ({self.vocabulary_coverage:.1%} of what the target writes):"
+            f" {self.folder}",
+            f"Trained {human_time(self.seconds)} in all, {self.tokens:,} tokens at"
+            f" {self.tokens_per_s:,.0f} tokens/s{read if self.auxiliary_s > 1 else ''}.",
+            *_ended(self.stopped),
+            f"Draft tokens right on held-out text, given those before: {shares}",
+            f"Tokens a round, predicted by gamma: {taus}",
+            "",
+            f"Next: archsearch confirm {shell_path(self.run)} --family {self.family} --engine"
+            f" {engine_of(open_run(self.run), self.family)}",
+            f"      archsearch export {shell_path(self.run)} --family {self.family} --output DIR",
+        ]
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -100,6 +154,50 @@ class Scheduled:
     as_engine: str
     warning: str
 
+    def __str__(self) -> str:
+        schedule = self.schedule
+        rows: list[tuple[str, ...]] = [
+            (
+                str(point.batch_size),
+                str(point.gamma or "off"),
+                "-" if point.tau is None else f"{point.tau.value:.2f}",
+                plus_minus(
+                    point.speedup
+                    if point.gamma
+                    else max(point.by_gamma.values(), key=lambda gain: gain.value)
+                ),
+            )
+            for point in schedule.points
+        ]
+        heads, adaptive = "batch size | gamma | tau | speed-up, predicted", self.adaptive
+        if adaptive is not None:
+            pairs = zip(rows, adaptive.points, strict=True)
+            rows = [(*row, plus_minus(each.speedup)) for row, each in pairs]
+            heads += f" | adaptive, gamma {adaptive.gamma}"
+        facts = engine_facts(schedule.engine)
+        one_gamma = facts.make and not facts.in_process and not facts.schedules
+        engine = facts.name if one_gamma else "vllm --schedule"
+        after = f"confirm {shell_path(self.run)} --rank {self.rank} --engine {engine}"
+        able = largest_gamma(schedule.ranges, 0) > 0
+        if self.rank is None:
+            after = f"export {shell_path(self.run)} --family {self.family} --output DIR"
+        else:  # confirmed by rank are drafts of the run itself
+            score = open_run(self.run).score(self.rank)
+            able &= score.drafter is None and not score.is_found
+        lines = [
+            f"Draft {self.architecture}, {schedule.engine}. Latencies: {schedule.latency}.",
+            "",
+            table(rows, heads),
+            "",
+            f"Gamma by batch size: {ranges_words(schedule.ranges)}. A range may lose 1 %."
+            f" {self.note}".rstrip(),
+            f"{self.as_engine}.",
+            *([f"{adaptive.words}."] if adaptive is not None else []),
+            *([f"WARNING: {self.warning}."] if self.warning else []),
+            *(["", f"Next: archsearch {after}"] if able else []),
+        ]
+        return "\n".join(lines)
+
 
 @dataclass(frozen=True)
 class MadeRecipe:
@@ -110,40 +208,30 @@ class MadeRecipe:
     hours: float
     weights: bool
 
-
-def train_text(result: Trained) -> str:
-    """alpha and speed-up before and after, and how long it took."""
-    run, rank = result.run, result.rank
-    before, after, training = result.before, result.after, result.training
-    kinds = [
-        f"{name} {plus_minus(value)}" for name, value in result.alpha_by_category.items() if name
-    ]
-    heldout = f"measured on held-out text{'; ' if kinds else ''}{', '.join(kinds)}"
-    took = (
-        f"Trained {human_time(training.seconds)} in all, {training.tokens:,} tokens at"
-        f" {training.tokens_per_s:,.0f} tokens/s."
-    )
-    if training.taken_from:
-        took = f"Weights of {training.taken_from}."
-    if result.expected is not None:
-        took += (
-            f" Its curve ends at {training.looks[-1].alpha:.3f} after {training.tokens:,} tokens;"
-            f" the law expects {plus_minus(result.expected, digits=3)}."
-        )
-    lines = [
-        f"Rank {rank}: alpha {plus_minus(before.alpha, digits=3)} ({before.alpha.source})"
-        f" -> {plus_minus(after.alpha, digits=3)} ({heldout}).",
-        took,
-        *_divergence_lines(training.divergence, after.alpha),
-        *_ended(training.stopped),
-        f"Modeled speed-up {plus_minus(before.speedup)} -> {plus_minus(after.speedup)} at"
-        f" gamma {after.gamma}.",
-        *([f"Text: {result.text.words()}"] if result.text is not None else []),
-    ]
-    confirm = ["archsearch", "confirm", str(run), "--rank", str(rank)]
-    if training.taken_from:
-        confirm += ["--prompts", str(training.record["prompts"])]
-    return "\n".join([*lines, "", f"Next: {shlex.join(confirm)}"])
+    def __str__(self) -> str:
+        made, library, output = self.recipe, self.recipe.library, self.output
+        version = f" {library.version}" if library.version else ""
+        rows = [
+            (
+                f"{stage.tokens:,.0f}",
+                f"{stage.gpu_hours:.1f}",
+                "not known" if stage.alpha is None else plus_minus(stage.alpha),
+            )
+            for stage in made.stages
+        ]
+        start = "train.sh" if library.name == "archsearch" else "environments.sh"
+        lines = [
+            f"Recipe for rank {made.rank} of {made.run} with {library.name}{version}: {output}",
+            f"{made.family}: {made.drafter.label()}, gamma {made.gamma};"
+            f" target {made.target_name}.",
+            f"About {made.hours:.1f} hours on these GPUs.",
+            "",
+            table(rows, "tokens | GPU-hours | alpha"),
+            *[made.beyond] * bool(made.beyond),
+            "",
+            f"Next: read {output}/README.md, then bash {shell_path(output / start)}",
+        ]
+        return "\n".join(lines)
 
 
 def _ended(why: str) -> list[str]:
@@ -151,8 +239,6 @@ def _ended(why: str) -> list[str]:
 
 
 def _divergence_lines(divergence: Divergence | None, measured: Estimate) -> list[str]:
-    """What alpha the divergence from the target on held-out text says; a warning where the measured
-    one is far from it."""
     if divergence is None:
         return []
     (low, high), nats = DIVERGENCE_RANGE, f"{divergence.nats:.2f} nats a token"
@@ -166,32 +252,15 @@ def _divergence_lines(divergence: Divergence | None, measured: Estimate) -> list
     return [f"{text}."]
 
 
-def head_text(head: HeadAnswer) -> str:
-    """How long it was trained, how far its draft tokens are right, and tokens a round by gamma."""
-    read = f"; auxiliary states in {human_time(head.auxiliary_s)} before"
-    shares = "  ".join(f"{share:.2f}" for share in head.heldout.conditional)
-    taus = "  ".join(f"{gamma}: {plus_minus(tau)}" for gamma, tau in head.heldout.tau.items())
-    lines = [
-        f"{family_class(head.family).title} for gamma {head.gamma}, {head.rows:,} tokens of the"
-        f" vocabulary ({head.vocabulary_coverage:.1%} of what the target writes): {head.folder}",
-        f"Trained {human_time(head.seconds)} in all, {head.tokens:,} tokens at"
-        f" {head.tokens_per_s:,.0f} tokens/s{read if head.auxiliary_s > 1 else ''}.",
-        *_ended(head.stopped),
-        f"Draft tokens right on held-out text, given those before: {shares}",
-        f"Tokens a round, predicted by gamma: {taus}",
-        "",
-        f"Next: archsearch confirm {shell_path(head.run)} --family {head.family} --engine"
-        f" {engine_of(open_run(head.run), head.family)}",
-        f"      archsearch export {shell_path(head.run)} --family {head.family} --output DIR",
-    ]
-    return "\n".join(lines)
-
-
 def confirm_text(found: Confirmed, run: Path, rank: int) -> str:
     """A confirmation by prompt."""
-    lines = section_lines(section_confirmed(found, rank, found.architecture))
-    took = f"Measured in {human_time(found.seconds)}."
-    return "\n".join([*lines, took, "", _next(found, run, rank)])
+    section = section_confirmed(found, rank, found.architecture)
+    return _measured(section, found.seconds, _next(found, run, rank))
+
+
+def _measured(section: Section, seconds: float, after: str) -> str:
+    took = f"Measured in {human_time(seconds)}."
+    return "\n".join([*section_lines(section), took, "", after])
 
 
 def engines_text(run: Path) -> str:
@@ -202,7 +271,6 @@ def engines_text(run: Path) -> str:
 
 
 def _next(found: Confirmed, run: Path, rank: int) -> str:
-    """What to do after a confirmation: it pays only where its whole interval lies above 1."""
     named = f"{shell_path(run)} --rank {rank}"
     if found.undecided:
         again = f"archsearch confirm {named} --gamma {found.gamma} --engine {found.engine}"
@@ -219,83 +287,10 @@ def load_text(found: LoadRecord, run: Path, rank: int) -> str:
     after = f"export {named} --output my-draft"
     if found.synthetic:
         after = f"train {named} --budget 30m"
-    took = f"Measured in {human_time(found.seconds)}."
     section = section_load(found, rank, found.architecture)
-    return "\n".join([*section_lines(section), took, "", f"Next: archsearch {after}"])
+    return _measured(section, found.seconds, f"Next: archsearch {after}")
 
 
 def families_text(found: EngineComparison, run: Path) -> str:
     """Every drafter beside the target alone."""
     return "\n".join([*section_lines(compared_section(found)), f"Kept in {run / 'heads'}."])
-
-
-def schedule_text(result: Scheduled) -> str:
-    """What `schedule` prints."""
-    schedule = result.schedule
-    rows: list[tuple[str, ...]] = [
-        (
-            str(point.batch_size),
-            str(point.gamma or "off"),
-            "-" if point.tau is None else f"{point.tau.value:.2f}",
-            plus_minus(
-                point.speedup
-                if point.gamma
-                else max(point.by_gamma.values(), key=lambda gain: gain.value)
-            ),
-        )
-        for point in schedule.points
-    ]
-    heads, adaptive = "batch size | gamma | tau | speed-up, predicted", result.adaptive
-    if adaptive is not None:
-        pairs = zip(rows, adaptive.points, strict=True)
-        rows = [(*row, plus_minus(each.speedup)) for row, each in pairs]
-        heads += f" | adaptive, gamma {adaptive.gamma}"
-    facts = engine_facts(schedule.engine)
-    one_gamma = facts.make and not facts.in_process and not facts.schedules
-    engine = facts.name if one_gamma else "vllm --schedule"
-    after = f"confirm {shell_path(result.run)} --rank {result.rank} --engine {engine}"
-    able = largest_gamma(schedule.ranges, 0) > 0
-    if result.rank is None:
-        after = f"export {shell_path(result.run)} --family {result.family} --output DIR"
-    else:  # confirmed by rank are drafts of the run itself
-        score = open_run(result.run).score(result.rank)
-        able &= score.drafter is None and not score.is_found
-    lines = [
-        f"Draft {result.architecture}, {schedule.engine}. Latencies: {schedule.latency}.",
-        "",
-        table(rows, heads),
-        "",
-        f"Gamma by batch size: {ranges_words(schedule.ranges)}. A range may lose 1 %."
-        f" {result.note}".rstrip(),
-        f"{result.as_engine}.",
-        *([f"{adaptive.words}."] if adaptive is not None else []),
-        *([f"WARNING: {result.warning}."] if result.warning else []),
-        *(["", f"Next: archsearch {after}"] if able else []),
-    ]
-    return "\n".join(lines)
-
-
-def recipe_text(answer: MadeRecipe) -> str:
-    """The recipe's stages, and how it is run."""
-    made, library, output = answer.recipe, answer.recipe.library, answer.output
-    version = f" {library.version}" if library.version else ""
-    rows = [
-        (
-            f"{stage.tokens:,.0f}",
-            f"{stage.gpu_hours:.1f}",
-            "not known" if stage.alpha is None else plus_minus(stage.alpha),
-        )
-        for stage in made.stages
-    ]
-    start = "train.sh" if library.name == "archsearch" else "environments.sh"
-    lines = [
-        f"Recipe for rank {made.rank} of {made.run} with {library.name}{version}: {output}",
-        f"{made.family}: {made.drafter.label()}, gamma {made.gamma}; target {made.target_name}.",
-        f"About {made.hours:.1f} hours on these GPUs.",
-        "",
-        table(rows, "tokens | GPU-hours | alpha"),
-        *[made.beyond] * bool(made.beyond),
-        "",
-        f"Next: read {output}/README.md, then bash {shell_path(output / start)}",
-    ]
-    return "\n".join(lines)

@@ -35,6 +35,8 @@ from archsearch.report.phrases import (
     AskedBudget,
     AskedOver,
     ServedBy,
+    capital,
+    clipped,
     hub_name,
     mix_words,
     over_words,
@@ -43,7 +45,7 @@ from archsearch.report.phrases import (
 from archsearch.report.predicted import section_why
 from archsearch.report.reading import Reading, Shown, read_run
 from archsearch.report.section import Section
-from archsearch.report.terminal.layout import plus_minus, section_lines, table, wrap, wrapped
+from archsearch.report.terminal.layout import indented, plus_minus, section_lines, table, wrapped
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.run import Run, open_run
 from archsearch.runs.state import HeadEntry
@@ -91,9 +93,9 @@ class Step:
         likely = f"; likely gain from a better choice {self.gain:.1%}"
         gain = likely if self.gain >= 0.001 else ""
         needs = f" Needs {self.needs}." if self.needs else ""
-        what = self.what[0].upper() + self.what[1:]
+        what = capital(self.what)
         text = f"{what}: about {max(self.minutes, 1):.0f} min; {after}{gain}.{needs}"
-        return [*(f"  {line}" for line in wrap(text, 96)), f"    {self.command}"]
+        return [*indented(text), f"    {self.command}"]
 
 
 @dataclass(frozen=True)
@@ -308,7 +310,7 @@ def family_lines(rows: Sequence[Represented], run: Path, engine: str) -> list[st
         f"{row.family} ({row.assumed}) by {row.speedup.low:.2f}x" for row in rows if row.assumed
     )
     text = f"* assumed, so ranked by the lower end of its interval: {why}."
-    return lines + ([f"  {line}" for line in wrap(text, 96)] if why else [])
+    return lines + (indented(text) if why else [])
 
 
 def untrained_rival(rows: Sequence[Represented], run: Path, engine: str) -> list[str]:
@@ -341,7 +343,7 @@ def summary_text(run: Run, reading: Reading | None = None) -> str:
     options = reading.candidates
     head = whole_headline(run, reading)
     said = [*head.lines, *(f"WARNING: {problem}" for problem in reading.problems)]
-    lines = [head.title, *(f"  {line}" for text in said for line in wrap(text, 96)), ""]
+    lines = [head.title, *(line for text in said for line in indented(text)), ""]
     lines += [*rows_text(options, unit_of(run.device)), ""] if options else []
     lines += section_lines(Section("Learning curve", learning_lines(reading)))
     return "\n".join([*lines, *section_lines(Section("Next", commands=head.next))[:-1]])
@@ -382,28 +384,26 @@ class Survey:
     target: str
     rows: Annotated[tuple[SurveyRow, ...], Stored("survey")]
 
-
-def survey_text(result: Survey) -> str:
-    """Two lines for each GPU (today, trained), and how to ask for one."""
-    found = [row.brings for row in result.rows if row.brings is not None]
-    budgeted = [(each.engine, each.training_budget) for each in found if each.training_budget]
-    assumed = "Batch 1."
-    if budgeted:
-        engine, budget = budgeted[0]
-        hours = hours_words(budget.gpu_hours, "GPU")
-        assumed = f"{engine}; drafters to be trained are given {hours}."
-    above = [
-        f"No GPU is here and {result.target} is not for this CPU. What speculation would bring on"
-        " the GPUs whose kernels ship:",
-        assumed,
-    ]
-    cells = [line for row in result.rows for line in row.cells()]
-    header = "GPUs that hold it | best |  drafter | speed-up, 5 to 95 %"
-    lines = [*wrapped(above), "", *([table(cells, header), ""] if cells else [])]
-    lines += wrapped(f"{row.device}: {row.error}." for row in result.rows if row.error)
-    named = next((row.device for row in result.rows if row.brings is not None), "NAME")
-    lines += ["All of one GPU:", f"  archsearch search --target {result.target} --gpu {named}"]
-    return "\n".join(lines)
+    def __str__(self) -> str:
+        found = [row.brings for row in self.rows if row.brings is not None]
+        budgeted = [(each.engine, each.training_budget) for each in found if each.training_budget]
+        assumed = "Batch 1."
+        if budgeted:
+            engine, budget = budgeted[0]
+            hours = hours_words(budget.gpu_hours, "GPU")
+            assumed = f"{engine}; drafters to be trained are given {hours}."
+        above = [
+            f"No GPU is here and {self.target} is not for this CPU. What speculation would bring on"
+            " the GPUs whose kernels ship:",
+            assumed,
+        ]
+        cells = [line for row in self.rows for line in row.cells()]
+        header = "GPUs that hold it | best |  drafter | speed-up, 5 to 95 %"
+        lines = [*wrapped(above), "", *([table(cells, header), ""] if cells else [])]
+        lines += wrapped(f"{row.device}: {row.error}." for row in self.rows if row.error)
+        named = next((row.device for row in self.rows if row.brings is not None), "NAME")
+        lines += ["All of one GPU:", f"  archsearch search --target {self.target} --gpu {named}"]
+        return "\n".join(lines)
 
 
 def _best_cells(score: Score | None) -> tuple[str, str]:
@@ -411,5 +411,4 @@ def _best_cells(score: Score | None) -> tuple[str, str]:
         return " none known", "-"
     hub = score.needs.hub_id if score.needs is not None else None
     name = f"{score.family}: {hub or score.proposer.label()}"
-    clipped = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
-    return f" {clipped}", gain_words(score.speedup)
+    return f" {clipped(name, LONGEST)}", gain_words(score.speedup)

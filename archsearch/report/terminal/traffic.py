@@ -153,23 +153,21 @@ class Traffic(Asked):
     trace_note: str
     drafts: tuple[UnderLoad, ...]
 
-
-def traffic_text(result: Traffic) -> str:
-    """What `traffic` prints."""
-    lines = wrapped(
-        [
-            *(f"{entry.draft}: {_answer(entry, result)}" for entry in result.drafts),
-            f"Target {result.target} on {result.device}, {result.dtype_words}, tensor"
-            f" parallel {result.workload.tensor_parallel}.",
-            *(f"Load {part.words(shared=not result.alternatives)}." for part in result.load),
-            *["Each load is by itself on the device."]
-            * (len(result.load) > 1 and not result.alternatives),
-            *([f"Note: {result.trace_note}."] if result.trace_note else []),
-        ]
-    )
-    for entry in result.drafts:
-        lines += ["", *_one(entry)]
-    return "\n".join([*lines, "", *wrapped([MEANS, f"Latency: {result.latency}."])])
+    def __str__(self) -> str:
+        lines = wrapped(
+            [
+                *(f"{entry.draft}: {_answer(entry, self)}" for entry in self.drafts),
+                f"Target {self.target} on {self.device}, {self.dtype_words}, tensor"
+                f" parallel {self.workload.tensor_parallel}.",
+                *(f"Load {part.words(shared=not self.alternatives)}." for part in self.load),
+                *["Each load is by itself on the device."]
+                * (len(self.load) > 1 and not self.alternatives),
+                *([f"Note: {self.trace_note}."] if self.trace_note else []),
+            ]
+        )
+        for entry in self.drafts:
+            lines += ["", *_one(entry)]
+        return "\n".join([*lines, "", *wrapped([MEANS, f"Latency: {self.latency}."])])
 
 
 def _answer(entry: UnderLoad, result: Traffic) -> str:
@@ -234,34 +232,32 @@ class Bench:
     relative_error: Maybe[Mapping[str, Mapping[str, float]]] = None
     output: Maybe[Path] = None
 
-
-def bench_text(result: Bench) -> str:
-    """What `bench-serve` prints."""
-    predicted = result.predicted
-    header = [""]
-    rows = [[title] for _, title, _, _ in ROWS]
-    for name, title in (("with_draft", "with the draft"), ("without", "without")):
-        if (measured := getattr(result, name)) is None:
-            continue
-        columns = [(title, measured)]
-        columns += [("predicted", getattr(predicted, name))] if predicted is not None else []
-        for title, values in columns:
-            header.append(title)
-            for row, (key, _, scale, digits) in zip(rows, ROWS, strict=True):
-                value = getattr(values, key, None)
-                shown = "-" if value is None else f"{scale * value:,.{digits}f}"
-                row.append("no end" if value is not None and not math.isfinite(value) else shown)
-    lines = [f"{result.load}; text {result.text}.", "", table(rows, header), ""]
-    if result.speedup is not None:
-        beside = f", predicted {predicted.speedup:.2f}x" if predicted is not None else ""
-        lines.append(f"Speed-up by time per token: {result.speedup:.2f}x{beside}.")
-    if predicted is not None:
-        lines.append(
-            f"Predicted for {predicted.served}, gamma {predicted.gamma}, tau {predicted.tau:.2f}."
-        )
-    if result.text == "made up":
-        lines.append(
-            "Note: acceptance depends on the text, and this one was made up: give yours with"
-            " --prompts."
-        )
-    return "\n".join([*lines, f"Every request: {result.output}."])
+    def __str__(self) -> str:
+        predicted = self.predicted
+        header = [""]
+        rows = [[title] for _, title, _, _ in ROWS]
+        for name, title in (("with_draft", "with the draft"), ("without", "without")):
+            if (measured := getattr(self, name)) is None:
+                continue
+            columns = [(title, measured)]
+            columns += [("predicted", getattr(predicted, name))] if predicted is not None else []
+            for title, values in columns:
+                header.append(title)
+                for row, (key, _, scale, digits) in zip(rows, ROWS, strict=True):
+                    value = getattr(values, key, None)
+                    shown = "-" if value is None else f"{scale * value:,.{digits}f}"
+                    endless = value is not None and not math.isfinite(value)
+                    row.append("no end" if endless else shown)
+        lines = [f"{self.load}; text {self.text}.", "", table(rows, header), ""]
+        if self.speedup is not None:
+            beside = f", predicted {predicted.speedup:.2f}x" if predicted is not None else ""
+            lines.append(f"Speed-up by time per token: {self.speedup:.2f}x{beside}.")
+        if predicted is not None:
+            at = f"gamma {predicted.gamma}, tau {predicted.tau:.2f}"
+            lines.append(f"Predicted for {predicted.served}, {at}.")
+        if self.text == "made up":
+            lines.append(
+                "Note: acceptance depends on the text, and this one was made up: give yours with"
+                " --prompts."
+            )
+        return "\n".join([*lines, f"Every request: {self.output}."])

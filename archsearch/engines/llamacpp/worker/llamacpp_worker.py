@@ -65,15 +65,15 @@ MANY = 512
 class Worker:
     """One started server and its answers."""
 
+    server: Any = None
+    process: subprocess.Popen[bytes] | None = None
+    address: tuple[str, int] | None = None
+    lookup: list[int] | None = None
+    clock: PassClock | None = None
+    gamma, slots, ragged = 0, 1, False
+
     def __init__(self) -> None:
-        self.server: Any = None
-        self.process: subprocess.Popen[bytes] | None = None
-        self.address: tuple[str, int] | None = None
-        self.gamma = 0
         self.own = os.environ.get("ARCHSEARCH_LLAMA_SERVER", "")  # a llama-server of the user's own
-        self.lookup: list[int] | None = None
-        self.ragged, self.slots = False, 1
-        self.clock: PassClock | None = None
 
     def versions(self, request: Message) -> Message:
         if self.own:
@@ -293,5 +293,4 @@ class Worker:
 
 
 if __name__ == "__main__":
-    channel = claim_stdout()
-    serve(Worker(), channel)
+    serve(Worker(), claim_stdout())

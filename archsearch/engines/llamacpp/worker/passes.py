@@ -151,8 +151,8 @@ class Model:
 
 class Passes:
     """The passes of one server's rounds: models of its files (their pages are shared), each with a
-    context of `room` tokens; `plain`: the target once more, for a pass in every round that says how
-    slow the machine was in it: over one token (memory) and over several (arithmetic) in turn."""
+    context of `room` tokens; `plain`: the target once more, for those for comparison
+    (docs/profiles.md)."""
 
     target: Any = None
     draft: Any = None
@@ -226,5 +226,4 @@ class PassClock:
 
 
 if __name__ == "__main__":
-    channel = claim_stdout()
-    serve(Passes(), channel)
+    serve(Passes(), claim_stdout())

@@ -112,7 +112,6 @@ def steps_of(requests: Sequence[Told]) -> list[Message]:
 
 
 def _step(parts: Sequence[Message], prefill: bool) -> Message:
-    """What its requests have in a step, together."""
     running = [part for part in parts if "gamma" in part]
     return {
         "batch": len(parts),

@@ -44,11 +44,7 @@ EAGLE3_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 
 def precision(dtype: str, capabilities: Sequence[str]) -> tuple[str, str]:
     """(weights in the IR, INFERENCE_PRECISION_HINT) for `dtype` on a device that can do
-    `capabilities`.
-
-    float32 is float32 throughout. The 16-bit types keep weights in fp16 and compute in what the
-    device does natively: the type itself, else the other 16-bit type, else float32.
-    """
+    `capabilities`; docs/engines.md says why."""
     if dtype == "float32":
         return "fp32", "f32"
     native = {"bfloat16": ("BF16", "FP16"), "float16": ("FP16", "BF16")}.get(dtype)

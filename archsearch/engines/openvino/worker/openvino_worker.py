@@ -113,12 +113,12 @@ class Request:
 class Worker:
     """One started engine and its answers."""
 
+    pipeline: Any = None
+    logits_model: Any = None
+    gamma = lookup = request_number = 0
+
     def __init__(self) -> None:
-        self.pipeline: Any = None
-        self.logits_model: Any = None
-        self.gamma = self.lookup = 0
         self.ends: list[int] = []
-        self.request_number = 0
 
     def versions(self, _: Message) -> Message:
         version = version_of("openvino-genai")
@@ -426,6 +426,5 @@ class Worker:
 
 
 if __name__ == "__main__":
-    channel = claim_stdout()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    serve(Worker(), channel)
+    serve(Worker(), claim_stdout())

@@ -51,17 +51,14 @@ _COUNTERS = (
 class Worker:
     """One engine: started once, asked many times."""
 
+    llm: Any = None
+    gamma = room = calls = 0
+    samples_rightly = True
+
     def __init__(self) -> None:
-        self.llm: Any = None
-        self.gamma = 0
-        self.room = 0
         self.ends: list[int] = []
-        self.samples_rightly = True
         self.clock = PassClock()
         self.planned: list[Any] = []
-        self.calls = 0
-
-    # -- start
 
     def versions(self, _: Message) -> Message:
         return {"version": checked_version()}
@@ -162,8 +159,6 @@ class Worker:
             for metric in self.llm.get_metrics()
             if metric.name == "vllm:num_preemptions"
         )
-
-    # -- generate
 
     @telling
     def generate(self, ask: Message) -> Message:
@@ -274,8 +269,6 @@ class Worker:
                 }
             )
         return steps
-
-    # -- logits
 
     @telling
     def logits(self, ask: Message) -> Message:
