@@ -101,7 +101,9 @@ def remedied(rounds: EngineRounds | None, scorer: Scorer, score: Score) -> Remed
     there, better = found
     version, own = there.remedy or ("", {})
     switches = (f"{name}={value}" for name, value in own.items() if version == there.version)
-    return Remedied(score.rank, " ".join(switches), better.gamma, better.speedup)
+    now, then = (each.tpot_s.value * each.speedup.value for each in (score, better))
+    alone = now / then if now > WORTH_SAYING * then else 1.0
+    return Remedied(score.rank, " ".join(switches), better.gamma, better.speedup, alone)
 
 
 def too_long(scorer: Scorer, context: int) -> list[str]:

@@ -120,12 +120,31 @@ def having_words(option: Shown, unit: str) -> str:
 @dataclass(frozen=True)
 class Remedied:
     """What a rank gains by `switches` (NAME=VALUE; "": by another version of its engine) that give
-    its draft CUDA graphs."""
+    its draft CUDA graphs: `speedup`, over the target alone with them, which is `alone` times as
+    fast as without."""
 
     rank: int | None
     switches: str
     gamma: int
     speedup: Estimate
+    alone: float = 1.0
+
+    @property
+    def rate(self) -> float:
+        """The speed-up over the target alone without them."""
+        return self.alone * self.speedup.value
+
+
+def best_alone(remedied: Sequence[Remedied]) -> float:
+    """How many times as fast a switch makes the target alone."""
+    return max([1.0, *(each.alone for each in remedied if each.switches)])
+
+
+def fastest(option: Shown, remedied: Sequence[Remedied]) -> Remedied:
+    """An option with what remedies it, or, where that is no faster, as it is."""
+    as_is = Remedied(option.rank, "", option.gamma, option.gain)
+    ways = [as_is, *(each for each in remedied if each.rank == option.rank)]
+    return max(ways, key=lambda way: way.rate)
 
 
 def at_hand_switched(
@@ -137,21 +156,28 @@ def at_hand_switched(
     there = [
         (each, by_rank[each.rank]) for each in options if each.at_hand and each.rank in by_rank
     ]
-    best = max(there, key=lambda pair: pair[1].speedup.value, default=None)
+    best = max(there, key=lambda pair: pair[1].rate, default=None)
     least = today.gain.value if today is not None and today.rank not in by_rank else 0.0
-    return best if best is not None and best[1].speedup.value > least else None
+    return best if best is not None and best[1].rate > least else None
 
 
 def sentences(
     options: Sequence[Shown], where: str, unit: str, remedied: Sequence[Remedied] = ()
 ) -> list[str]:
     """The verdict, what one can have today, also by a switch, and the best that the budget buys."""
-    lead = options[0]
+    lead, alone = options[0], best_alone(remedied)
+    ways = {option.rank: fastest(option, remedied) for option in options}
     today, switched = best_at_hand(options), at_hand_switched(options, remedied)
-    bought = next((option for option in options if not option.at_hand), None)
+    to_train = [option for option in options if not option.at_hand]
     best = today if today is not None and (today is lead or today.measured) else lead
     rates = "" if best.measured else brings(best.score.mix)
-    lines = [f"Speculation {rates or verdict(best.gain, measured=best.measured)} {where}."]
+    pays = rates or verdict(best.gain, measured=best.measured)
+    if alone > 1.0:  # ranks are over a target alone that is slower than it need be
+        to_train.sort(key=lambda each: (bool(each.score.assumed), -ways[each.rank].rate))
+        named = [ways[best.rank], *(ways[each.rank] for each in to_train[:1])]
+        way = max([*named, *(switched or ())[1:]], key=lambda way: way.rate)
+        pays = verdict(way.speedup, least=alone / way.alone)
+    lines = [f"Speculation {pays} {where}."]
     if today is not None:
         known = SOURCE_WORDS.get(today.score.alpha.source, "modelled")
         source = "assumed" if today.score.assumed else known
@@ -161,20 +187,25 @@ def sentences(
         lines.append(f"Today: {name}, gamma {today.gamma}: {gain_words(today.gain)} {how}.")
     else:
         lines.append("Today: nothing that can be downloaded is known here.")
+    brought = [f"the target alone is {alone:.2f}x as fast"] * (alone > 1.0)
     if switched is not None:
         option, better = switched
-        gain = f"{option.name}, gamma {better.gamma}: {gain_words(better.speedup)}"
-        lines[-1] += f" With {better.switches}: {gain}."
-    if bought is None:
+        brought.insert(0, f"{option.name}, gamma {better.gamma}: {gain_words(better.speedup)}")
+    elif brought:
+        better = max(remedied, key=lambda each: each.alone)
+    lines[-1] += f" With {better.switches}: {'; '.join(brought)}." if brought else ""
+    if not to_train:
         return lines
+    bought, way = to_train[0], ways[to_train[0].rank]
     gain = f"{bought.name}, gamma {bought.gamma}: {gain_words(bought.gain)} predicted"
+    if alone > 1.0 and way.switches:
+        gain += f", with {way.switches} {gain_words(way.speedup)} at gamma {way.gamma}"
     if (needs := bought.score.needs) is None:
         return [*lines, f"Trained: {gain}."]
     spent = hours_words(needs.gpu_hours, unit)
     have = [0.0] if today is None else [today.gain.value]
-    have += [switched[1].speedup.value] if switched is not None else []
-    gains = [each.speedup.value for each in remedied if each.rank == bought.rank]
-    slower = max(have) >= max(gains, default=bought.gain.value)
+    have += [switched[1].rate] if switched is not None else []
+    slower = max(have) >= way.rate
     never = f"Training for {spent} is not predicted to be faster"
     whole = max(needs.gpu_hours, 1e-12)
     often = f", each seen {needs.epochs:.0f} times" if needs.epochs > 1 else ""

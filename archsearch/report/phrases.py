@@ -67,15 +67,15 @@ def host_words(score: Score) -> str:
     return f"{text}; the kernels take {1e3 * (score.draft_s.value + score.verify_s.value):.1f}"
 
 
-def verdict(gain: Estimate, *, measured: bool = False) -> str:
-    """Whether speculation pays, by the 5 to 95 % interval: `may` or `probably does not` where 1x
-    lies inside."""
+def verdict(gain: Estimate, *, measured: bool = False, least: float = 1.0) -> str:
+    """Whether speculation pays, by the 5 to 95 % interval: `may` or `probably does not` where
+    `least` lies inside."""
     low, high = gain.interval
-    if low > 1.0:
+    if low > least:
         return "pays" if measured else "should pay"
-    if high < 1.0:
+    if high < least:
         return "does not pay"
-    return "may pay" if gain.value > 1.0 else "probably does not pay"
+    return "may pay" if gain.value > least else "probably does not pay"
 
 
 PAYS: Final = {

@@ -22,6 +22,7 @@ from archsearch.records import save
 from archsearch.report.answer import (
     Remedied,
     best_at_hand,
+    fastest,
     rows_text,
     sentences,
     serve_command,
@@ -179,6 +180,35 @@ def test_today_and_the_budget_are_named_with_their_price() -> None:
     none = sentences([better], "for t on d", "GPU")
     assert none[1] == "Today: nothing that can be downloaded is known here."
     assert max(map(len, wrapped(text))) <= WIDTH
+
+
+def test_beyond_the_graphs_all_is_compared_with_the_target_alone_as_it_is_best_served() -> None:
+    """A switch that makes the target alone 2.7 times as fast leaves 1.96x slower than no draft."""
+    switch, better = "max_cudagraph_capture_size=2048", replace(DRAFTS[0], gain=gain(2.5, 1.2, 3.0))
+    ways = [
+        Remedied(1, switch, 1, gain(0.89, 0.1, 1.8), 2.7),
+        Remedied(2, switch, 3, gain(0.95, 0.2, 2.5), 2.7),
+    ]
+    verdict, today, trained = sentences([EXISTS, better], "for t on d", "GPU", ways)
+    assert verdict == "Speculation probably does not pay for t on d."
+    alone = "gamma 1: 0.89x (0.10 to 1.80); the target alone is 2.70x as fast."
+    assert f"With {switch}: {EXISTS.name}, {alone}" in today
+    # 0.95 of 2.7 is more than 0.89 of 2.7, which is more than 1.96
+    assert trained.startswith("With 24 GPU-hours of training") and (
+        f"2.50x (1.20 to 3.00) predicted, with {switch} 0.95x (0.20 to 2.50) at gamma 3;" in trained
+    )
+    assert fastest(EXISTS, ways) is ways[0] and fastest(EXISTS, ways[1:]).rate == 1.96
+    # the best of what is trained is another rank with the switch than without
+    other = replace(DRAFTS[1], gain=gain(2.4, 1.2, 3.0))
+    ways.append(Remedied(3, switch, 4, gain(1.2, 0.2, 2.5), 2.7))
+    verdict, _, trained = sentences([EXISTS, better, other], "for t on d", "GPU", ways)
+    assert verdict == "Speculation may pay for t on d." and f"{switch} 1.20x" in trained
+    # nothing to download: what serves without a draft is said all the same
+    (_, none, _) = sentences([better], "for t on d", "GPU", ways)
+    assert none.endswith(f"known here. With {switch}: the target alone is 2.70x as fast.")
+    # a switch that serves the draft alone better: as ever
+    (same, _, _) = sentences(OPTIONS, "for t on d", "GPU", [replace(ways[0], alone=1.0)])
+    assert same == "Speculation should pay for t on d."
 
 
 def asked(quantise: str = "", path: Path | None = None, **arguments: Any) -> Run:

@@ -17,6 +17,7 @@ from archsearch.report.answer import (
     SCREEN,
     Remedied,
     at_hand_switched,
+    best_alone,
     best_at_hand,
     gain_words,
     hours_words,
@@ -230,7 +231,8 @@ def _next_step(
     today = best_at_hand(options, trained=False)
     trained = any(option.has_weights for option in options)
     option, better = at_hand_switched(options, result.remedied) or (today, None)
-    pays = option is not None and (better.speedup if better else option.gain).value > 1.0
+    least = best_alone(result.remedied)
+    pays = option is not None and (better.rate if better else option.gain.value) > least
     if option is not None and pays and not trained:
         ranks, target = result.workload.tensor_parallel, hub_name(result.target)
         # The name of a folder or a GGUF file is nothing that an engine finds.
