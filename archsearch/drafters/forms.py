@@ -16,17 +16,14 @@ from archsearch.schedule import Ranges, largest_gamma
 
 # vllm/config/speculative.py of 0.32: `method`, and what else the family needs.
 VLLM: Final[Mapping[str, Mapping[str, object]]] = {
+    **{name: {"method": name} for name in "eagle3 eagle mtp dflash medusa ngram suffix".split()},
     "independent": {"method": "draft_model"},
     "pard": {"method": "draft_model", "parallel_drafting": True},
-    "eagle3": {"method": "eagle3"},
     "peagle": {"method": "eagle3", "parallel_drafting": True},
-    "eagle": {"method": "eagle"},
-    "mtp": {"method": "mtp"},
-    "dflash": {"method": "dflash"},
-    "medusa": {"method": "medusa"},
-    "ngram": {"method": "ngram"},
-    "suffix": {"method": "suffix"},
 }
+# What vLLM samples where it is asked to (0.22 and later). Medusa heads and lookups know no
+# probabilities; of one pass all tokens are the likeliest ones, as archsearch measures them.
+SAMPLED: Final = frozenset({"independent", "eagle3", "eagle", "mtp"})
 TRANSFORMER_FIELDS: Final = (
     "model_type hidden_size intermediate_size num_hidden_layers num_attention_heads"
     " num_key_value_heads head_dim vocab_size rms_norm_eps max_position_embeddings hidden_act"
@@ -140,10 +137,11 @@ def vllm_config(
     gamma: int,
     schedule: Ranges = (),
     draft_tensor_parallel: int | None = None,
+    temperature: float = 0.0,
 ) -> dict[str, object]:
     """vLLM's --speculative-config for a drafter in the folder `model`, "" for one that has none:
-    `gamma`, or with a schedule its largest gamma and the ranges. {} where vLLM does not run the
-    family."""
+    `gamma`, or with a schedule its largest gamma and the ranges; `temperature`: of the requests. {}
+    where vLLM does not run the family."""
     if family not in VLLM:
         return {}
     most = largest_gamma(schedule, gamma)
@@ -152,14 +150,22 @@ def vllm_config(
         config["draft_tensor_parallel_size"] = draft_tensor_parallel
     if len(schedule) > 1 or any(entry[2] != most for entry in schedule):
         config["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in schedule]
+    if temperature > 0 and family in SAMPLED:
+        config["draft_sample_method"] = "probabilistic"
     return config
 
 
 def vllm_drafter_config(
-    drafter: Drafter, model: str, gamma: int, schedule: Ranges = (), ranks: int | None = None
+    drafter: Drafter,
+    model: str,
+    gamma: int,
+    schedule: Ranges = (),
+    ranks: int | None = None,
+    temperature: float = 0.0,
 ) -> dict[str, object]:
     """The same for a drafter, with what its lookup needs."""
-    config = vllm_config(drafter.family, model if drafter.trains else "", gamma, schedule, ranks)
+    how = gamma, schedule, ranks, temperature
+    config = vllm_config(drafter.family, model if drafter.trains else "", *how)
     if isinstance(drafter, Suffix):
         config["suffix_decoding_max_tree_depth"] = drafter.max_n
     elif isinstance(drafter, NGram):
@@ -196,15 +202,10 @@ def proposals(
     algorithm: str, gamma: int, target: str, architectures: list[str]
 ) -> dict[str, object]:
     """How a drafter proposes and who verifies, in the speculators form."""
-    proposal = {
-        "proposal_type": "greedy",
-        "speculative_tokens": gamma,
-        "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }
+    proposal = {"proposal_type": "greedy", "speculative_tokens": gamma, "verifier_accept_k": 1}
     return {
         "algorithm": algorithm,
         "default_proposal_method": "greedy",
-        "proposal_methods": [proposal],
+        "proposal_methods": [{**proposal, "accept_tolerance": 0.0}],
         "verifier": {"name_or_path": target, "architectures": architectures},
     }

@@ -17,7 +17,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
-from archsearch.drafters.forms import vllm_config
+from archsearch.drafters.forms import SAMPLED, vllm_config
 from archsearch.drafters.models import Independent
 from archsearch.engine_facts import ENGINES, engine_title, load
 from archsearch.engine_rounds import engine_rounds, known_options, switches
@@ -121,6 +121,7 @@ class Priced:
     not), and a float32 draft reads twice the bytes for the same acceptance (10.6 against 5.2 ms a
     pass on one CPU core). `quantise`: a format into which the target's weights are yet to be
     brought, `drafts`: one that the draft was priced in, "" for none. `switches`: `NAME=VALUE ...`.
+    `temperature`: of the requests.
     """
 
     tensor_parallel: int = 1
@@ -131,6 +132,7 @@ class Priced:
     quantise: str = ""
     drafts: str = ""
     switches: str = ""
+    temperature: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -223,10 +225,6 @@ def serving(engine: str, setup: Setup) -> Serving:
     return served
 
 
-_PROBABILISTIC: Final = (
-    'For a temperature above 0 add `"draft_sample_method": "probabilistic"`: else vLLM drafts'
-    " greedily and accepts less."
-)
 _VLLM_NOTES: Final = {
     "medusa": [
         "All rows of the vocabulary are in the file, those of dropped tokens so that they never"
@@ -238,7 +236,6 @@ _VLLM_NOTES: Final = {
         " all batch sizes."
     ],
     "eagle3": [
-        _PROBABILISTIC,
         "`speculators_config.json` is the same head's config in the form of speculators: to load it"
         " so, use it as config.json.",
     ],
@@ -249,14 +246,20 @@ def vllm(setup: Setup) -> Serving:
     """vLLM: `vllm serve` with a speculative config."""
     whole = setup.family == INDEPENDENT
     draft_ranks = setup.tensor_parallel if whole else None
-    config = vllm_config(setup.family, str(setup.folder), setup.gamma, setup.schedule, draft_ranks)
+    drafts = setup.gamma, setup.schedule, draft_ranks, setup.temperature
+    config = vllm_config(setup.family, str(setup.folder), *drafts)
     if how := ENGINES["vllm"].quantises.get(setup.drafts):
         config["quantization"] = how
     notes = [
         "The same object is in `speculative_config.json`; change `model` in it when the folder"
         " moves."
     ]
-    notes += _VLLM_NOTES.get(setup.family, [_PROBABILISTIC])
+    if setup.family in SAMPLED and not setup.temperature:
+        notes.append(
+            'For a temperature above 0 add `"draft_sample_method": "probabilistic"`: else vLLM'
+            " drafts greedily and accepts less."
+        )
+    notes += _VLLM_NOTES.get(setup.family, [])
     rounds = engine_rounds("vllm")
     if whole:
         notes.append(
@@ -305,6 +308,10 @@ def sglang(setup: Setup) -> Serving:
             "It has no gamma by batch size for STANDALONE (its adaptive mode is for EAGLE): start"
             " it without the `--speculative-` options for loads where the schedule says 0."
         )
+    if setup.temperature > 0 and setup.family in ADAPTIVE:
+        how = (*how, "--speculative-use-rejection-sampling")  # of 0.5.14 and later
+    elif setup.temperature > 0:
+        notes.append("STANDALONE drafts greedily at every temperature and accepts less.")
     algorithm = "STANDALONE" if setup.family == INDEPENDENT else setup.family.upper()
     precision, said = setup.precision("sglang")
     notes += said

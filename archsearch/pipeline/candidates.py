@@ -29,13 +29,18 @@ def write_best(
         config = drafter_config(score.proposer, session.scorer.target)
         draft = trained.get(score.architecture)
         model = score.loaded_from(run.best_dir(score.rank), draft is not None)
-        served = vllm_drafter_config(score.proposer, model, score.gamma)
-        folder = run.write_best(score, config, served or None)
+        folder = run.write_best(score, config, served(session, score, model) or None)
         if score.drafter is None and draft is not None:
             copy_draft(draft.folder, folder, score.gamma)
     for rank in stale:
         if rank > len(ranked):
             run.drop_rank(rank)
+
+
+def served(session: SearchSession, score: Score, model: str) -> dict[str, object]:
+    """How vLLM serves a score's drafter, which lies in `model`, at the run's temperature."""
+    how = score.gamma, (), None, session.request.temperature
+    return vllm_drafter_config(score.proposer, model, *how)
 
 
 COPIED_TO_RANK = (

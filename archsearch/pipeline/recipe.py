@@ -109,7 +109,6 @@ def make_recipe(request: RecipeRequest) -> MadeRecipe:
         request.rank,
         session.source.device.key,
         str(prompts),
-        facts.temperature,
         hub_start=needs.init if "/" in needs.init else "",
         dtype=session.source.dtype,
         held=longest_of(run.path, request.rank),

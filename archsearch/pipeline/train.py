@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from archsearch.architecture.grid import BODY_FIELDS as BODY
-from archsearch.drafters.forms import vllm_config
 from archsearch.drafts.heads import HeadPlan, HeadTrainer, find_head
 from archsearch.drafts.records import TrainedDraft, trained_draft
 from archsearch.drafts.trainer import DraftTrainer
@@ -22,7 +21,7 @@ from archsearch.models.files import HEAD_FAMILIES, has_weights, head_family_of
 from archsearch.models.targets import resolve_drafter
 from archsearch.needs import Needs
 from archsearch.pipeline.acceptance import AcceptanceRequest, find_draft, record, written_text
-from archsearch.pipeline.candidates import copy_draft, write_report
+from archsearch.pipeline.candidates import copy_draft, served, write_report
 from archsearch.pipeline.chains import CHAIN
 from archsearch.pipeline.confirm import check_tokenizer
 from archsearch.pipeline.families import INDEPENDENT, check_independent
@@ -112,7 +111,7 @@ def train_rank(path: Path, rank: int, budget_s: float, taken: Taken | None = Non
     scored = draft.score(session.scorer).with_rank(rank)
     renewed = replace(scored, needs=Needs("exists", str(draft.folder)))
     best = session.run.best_dir(rank)
-    session.run.write_best(renewed, None, vllm_config(INDEPENDENT, str(best), renewed.gamma))
+    session.run.write_best(renewed, None, served(session, renewed, str(best)))
     copy_draft(draft.folder, best, renewed.gamma)
     forget(path, INDEPENDENT, CHAIN)
     write_report(session.run, session)
@@ -203,7 +202,7 @@ def _take_head(
     head = HeadTrainer(trainer).take(made, plan, texts, tokens=tokens, **said)
     renewed = session.scorer.measured(like, head.alpha, head.taus).with_rank(rank)
     renewed = replace(renewed, needs=Needs("exists", str(head.folder)))
-    run.write_best(renewed, None, vllm_config(family, str(head.folder), renewed.gamma))
+    run.write_best(renewed, None, served(session, renewed, str(head.folder)))
     if (run.path / FAMILIES_FILE).is_file():
         compare_families(run.path)
     forget(run.path, family)

@@ -185,6 +185,7 @@ def _served(recipe: Recipe) -> dict[str, str]:
         quantise=recipe.quantise,
         drafts=recipe.drafts,
         switches=recipe.switches,
+        temperature=recipe.temperature,
     )
     words = serving("vllm", setup).command
     cut = words.index("--speculative-config")

@@ -245,7 +245,8 @@ def serve_command(
     if engine == "sglang" and option.hub_id and family in ("independent", *HEADS[engine]):
         words = shlex.join(serving(engine, setup).command)
         return above + " \\\n    ".join(_folded(words))
-    config = vllm_drafter_config(drafter, option.hub_id, setup.gamma)
+    how = setup.gamma, (), None, setup.temperature
+    config = vllm_drafter_config(drafter, option.hub_id, *how)
     if engine != "vllm" or not config:
         return None
     if drafter.trains and (own := engine_facts(engine).quantises.get(setup.drafts)):

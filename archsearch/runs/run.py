@@ -89,7 +89,8 @@ class Run:
         """How its engine is to run, as `export.engines.Priced` says it; "" for nothing."""
         asked, found = self.arguments, {"quantise": self.profile.get("quantise")}
         found |= {"drafts": asked.get("draft_dtype"), "switches": asked.get("engine_options")}
-        return {name: value or "" for name, value in found.items()}
+        words = {name: value or "" for name, value in found.items()}
+        return {**words, "temperature": float(asked.get("temperature") or 0.0)}
 
     @property
     def draft_dtype(self) -> str | None:

@@ -13,6 +13,7 @@ import yaml
 from archsearch.engine_rounds import newest_version
 from archsearch.errors import ArchsearchError
 from archsearch.pipeline import SearchSession, serving
+from archsearch.runs.run import open_run
 from archsearch.workload import WorkloadRequest
 from tests.cli.commands import call, files_in, last_json, refused
 
@@ -216,6 +217,17 @@ def test_a_search_serves_with_the_graphs_that_pay(tmp_path: Path, batch: int, se
     assert ("--max-cudagraph-capture-size 1024" in text) == ("Try it today" in text) == served
     assert served or text.startswith("Speculation probably does not pay")
     assert ("; the target alone is " in text) != served
+
+
+def test_a_search_above_temperature_0_serves_drafts_that_sample(tmp_path: Path) -> None:
+    asked = ("--temperature", "1", "--family", "eagle3", "--family", "ngram", "--trials", "4")
+    answer = call("search", *HEAD, *asked, "--run", "run").stdout
+    sampled = '"draft_sample_method": "probabilistic"'
+    assert sampled in " ".join(answer.split())
+    run = open_run(Path("run"))
+    for rank in run.ranks():
+        config = (run.best_dir(rank) / "speculative_config.json").read_text()
+        assert (sampled in config) == (run.score(rank).family == "eagle3")
 
 
 def test_a_context_beyond_the_targets_positions_is_said_by_search_too(tmp_path: Path) -> None:

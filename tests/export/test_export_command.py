@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from click.testing import CliRunner, Result
+from transformers import GenerationMixin, TemperatureLogitsWarper
 
 from archsearch.architecture.hf_config import to_hf_config
 from archsearch.cli import main
@@ -93,6 +95,34 @@ def test_by_default_everything_that_is_text(run: Run) -> None:
     assert "draft.gguf" not in names
     text = call("--output", "out").output
     assert "exported to" in text and "README.md" in text
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 0.7])
+def test_all_that_is_written_samples_at_the_temperature_of_the_run(
+    run: Run, temperature: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {**run.info, "arguments": {**run.arguments, "temperature": temperature}}
+    (run.path / "run.yaml").write_text(yaml.safe_dump(asked))
+    good("--output", "out")
+    config = json.loads(Path("out/speculative_config.json").read_text())
+    assert ("draft_sample_method" in config) == (temperature > 0)
+    card = Path("out/README.md").read_text()
+    assert ("do_sample=False" in card) != (f"TemperatureLogitsWarper({temperature})" in card)
+    asked_for: list[Any] = []
+    sample = GenerationMixin._assisted_decoding
+
+    def seen(self: Any, *given: Any, **more: Any) -> Any:
+        asked_for.append((more["generation_config"], [type(e) for e in more["logits_processor"]]))
+        return sample(self, *given, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GenerationMixin, "_assisted_decoding", seen)
+        exec(card.split("```python\n")[1].split("```")[0], {})
+    ((settings, processors),) = asked_for
+    assert capsys.readouterr().out and settings.do_sample == (temperature > 0)
+    if temperature:  # once, in the target and so in the draft
+        assert settings.temperature == 1.0 and not settings.top_k and settings.top_p == 1.0
+        assert processors == [TemperatureLogitsWarper]
 
 
 def test_schedule_of_the_rank_of_a_file_and_of_the_user(run: Run) -> None:

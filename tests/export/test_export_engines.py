@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from archsearch.drafters.forms import vllm_config
+from archsearch.drafters.forms import VLLM, vllm_config
 from archsearch.errors import ArchsearchError
 from archsearch.export.engines import Serving, Setup, check_engines, export_names, serving
 
@@ -87,6 +87,34 @@ def test_vllm_config() -> None:
     assert off["num_speculative_tokens"] == 3 and off["num_speculative_tokens_per_batch_size"] == [
         [1, 256, 0]
     ]
+
+
+@pytest.mark.parametrize("family", VLLM)
+def test_drafts_are_sampled_where_requests_and_the_engine_sample(family: str) -> None:
+    """What has no probabilities is not asked for any (draft_sample_method of vLLM 0.22 on)."""
+    sampled = family in ("independent", "eagle3", "eagle", "mtp")
+    config = vllm_config(family, "d", 3)
+    asked = {"draft_sample_method": "probabilistic"} if sampled else {}
+    assert vllm_config(family, "d", 3, temperature=0.7) == {**config, **asked}
+    assert "draft_sample_method" not in config
+
+
+@pytest.mark.parametrize("family", ["independent", "eagle3"])
+def test_engines_serve_at_the_temperature_that_was_priced(family: str) -> None:
+    option, note = "--speculative-use-rejection-sampling", "For a temperature above 0"
+    for temperature in (0.0, 0.7):
+        vllm, sglang = (
+            serving(engine, setup(family=family, temperature=temperature, schedule=RANGES))
+            for engine in ("vllm", "sglang")
+        )
+        served = '"draft_sample_method": "probabilistic"'
+        assert (served in vllm.command[-1]) == bool(temperature)
+        assert (served in vllm.files["speculative_config.json"]) == bool(temperature)
+        assert (note in " ".join(vllm.notes)) != bool(temperature)
+        # server_args.py of SGLang refuses it for STANDALONE
+        assert (option in sglang.command) == (temperature > 0 and family == "eagle3")
+        greedy = temperature > 0 and family == "independent"
+        assert ("drafts greedily" in " ".join(sglang.notes)) == greedy
 
 
 def test_vllm_command_holds_the_config_of_its_file() -> None:

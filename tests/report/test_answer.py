@@ -242,6 +242,21 @@ def test_the_command_that_serves_what_exists_is_one_that_vllm_reads() -> None:
     )
 
 
+def test_a_drafter_is_served_at_the_temperature_of_the_run() -> None:
+    for engine, words in (
+        ("vllm", '"draft_sample_method": "probabilistic"'),
+        ("sglang", "--speculative-use-rejection-sampling"),
+    ):
+        greedy, sampled = (
+            serve_command(EXISTS, asked(engine=engine, temperature=each), "org/t", 1) or ""
+            for each in (0.0, 1.0)
+        )
+        assert words in sampled and words not in greedy
+        assert max(map(len, sampled.splitlines())) <= WIDTH - 2
+    lookup = serve_command(LOOKUP, asked(temperature=1.0), "org/t", 1)
+    assert lookup is not None and "sample" not in lookup
+
+
 def test_what_a_run_was_priced_with_is_in_the_command() -> None:
     served = serve_command(EXISTS, asked("float8_e4m3fn"), "org/t", 1)
     assert served is not None
