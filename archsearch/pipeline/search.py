@@ -248,9 +248,9 @@ def outcome(
     reach = scorer.workload.context_len if request.mix is None else request.mix.longest
     reading = read_run(session.run)
     better = reading.remedied
-    if (switched := at_hand_switched(reading.candidates, better)) is not None:
-        option, with_it = switched  # what the answer serves
-        config = vllm_drafter_config(option.score.proposer, option.hub_id, with_it.gamma)
+    option, switched = at_hand_switched(reading.candidates, better)
+    if option is not None and switched is not None:  # as the answer serves it
+        config = vllm_drafter_config(option.score.proposer, option.hub_id, switched.gamma)
         session.run.write_best(option.score, speculative_config=config or None)
     quicker = {each.rank for each in better if each.speedup.value > ranked[0].speedup.value}
     told = [score for score in ranked if score is ranked[0] or score.rank in quicker]

@@ -119,16 +119,16 @@ def having_words(option: Shown, unit: str) -> str:
 
 def at_hand_switched(
     options: Sequence[Shown], remedied: Sequence[Remedied]
-) -> tuple[Shown, Remedied] | None:
-    """What one can have today, untrained, and the switches with which it is the fastest of that;
-    None where something is as fast without."""
+) -> tuple[Shown | None, Remedied | None]:
+    """The fastest that one can have today, untrained, and the switches that make it so; without
+    any `best_at_hand`."""
     today = best_at_hand(options, trained=False)
     by_rank = {each.rank: each for each in remedied if each.switches}
     mine = (each for each in options if each.at_hand and not each.has_weights)
     there = [(each, by_rank[each.rank]) for each in mine if each.rank in by_rank]
     best = max(there, key=lambda pair: pair[1].speedup.value, default=None)
     least = today.gain.value if today is not None and today.rank not in by_rank else 0.0
-    return best if best is not None and best[1].speedup.value > least else None
+    return best if best is not None and best[1].speedup.value > least else (today, None)
 
 
 def sentences(
@@ -136,7 +136,7 @@ def sentences(
 ) -> list[str]:
     """The verdict, what one can have today, also by a switch, and the best that the budget buys."""
     lead = options[0]
-    today, switched = best_at_hand(options), at_hand_switched(options, remedied)
+    today, (option, better) = best_at_hand(options), at_hand_switched(options, remedied)
     bought = next((option for option in options if not option.at_hand), None)
     best = today if today is not None and (today is lead or today.measured) else lead
     rates = "" if best.measured else brings(best.score.mix)
@@ -150,8 +150,7 @@ def sentences(
         lines.append(f"Today: {name}, gamma {today.gamma}: {gain_words(today.gain)} {how}.")
     else:
         lines.append("Today: nothing that can be downloaded is known here.")
-    if switched is not None:
-        option, better = switched
+    if option is not None and better is not None:
         gain = f"{option.name}, gamma {better.gamma}: {gain_words(better.speedup)}"
         lines[-1] += f" With {better.switches}: {gain}."
     if bought is None:
@@ -161,7 +160,7 @@ def sentences(
         return [*lines, f"Trained: {gain}."]
     spent = hours_words(needs.gpu_hours, unit)
     have = [0.0] if today is None else [today.gain.value]
-    have += [switched[1].speedup.value] if switched is not None else []
+    have += [] if better is None else [better.speedup.value]
     gains = [each.speedup.value for each in remedied if each.rank == bought.rank]
     slower = max(have) >= max(gains, default=bought.gain.value)
     never = f"Training for {spent} is not predicted to be faster"
@@ -182,8 +181,7 @@ def sentences(
 def serve_today(run: Run, reading: Reading) -> list[tuple[str, str]]:
     """What to serve today, with the switch that makes it the fastest, as (why, command); [] where
     nothing pays, or no command says it."""
-    option = best_at_hand(reading.candidates, trained=False)
-    option, better = at_hand_switched(reading.candidates, reading.remedied) or (option, None)
+    option, better = at_hand_switched(reading.candidates, reading.remedied)
     at = reading.curves.at if reading.curves is not None else {}
     ranks = run.arguments.get("tensor_parallel") or at.get("tensor_parallel")
     target = hub_name(str(run.arguments.get("target", "")))

@@ -137,7 +137,7 @@ def whole_headline(run: Run, reading: Reading) -> Headline:
     """The headline: the fastest engine, where several are here and one was measured, then whether
     speculation pays, also by a switch, the verdict on the text and the best head."""
     head = headline(run, reading.candidates)
-    _, better = at_hand_switched(reading.candidates, reading.remedied) or (None, None)
+    _, better = at_hand_switched(reading.candidates, reading.remedied)
     if better and head.lead and better.speedup.value > head.lead.gain.value:
         how = f"{better.switches}, rank {better.rank} at gamma {better.gamma}"
         title = f"{head.title} With {how}: {better.speedup.value:.2f}x."

@@ -195,7 +195,8 @@ def search_text(result: Searched, *, explain: bool) -> str:
     unit = unit_of(run.device)
     where = f"for {result.target} on {result.device}"
     where += over_words(result.mix)
-    if any(option.has_weights for option in options):
+    trained = any(option.has_weights for option in options)
+    if trained:
         whole = whole_headline(run, reading)
         above = [whole.title, *whole.lines[:HEADLINE_LINES]]
         above += [line for line in whole.lines[HEADLINE_LINES:] if line.startswith("Not on unseen")]
@@ -210,7 +211,10 @@ def search_text(result: Searched, *, explain: bool) -> str:
         rests_on += f" Drafters to be trained are given {hours} (--training-budget)."
     above.insert(1, rests_on)
     said = [*result.warned, *(f"WARNING: {text}." for text in reading.problems)]
-    why, command = _next_step(run, reading, head.next)
+    # worth most now: serving what one can have today, else the headline's first
+    steps = [] if trained else [("Try it today", words) for _, words in serve_today(run, reading)]
+    steps += [*head.next, ("See the whole run", f"archsearch report {shell_path(run.path)}")]
+    why, command = steps[0]
     below = [
         *wrapped([f"{why}:"]),
         *(line if line.startswith(" ") else f"  {line}" for line in command.splitlines()),
@@ -223,16 +227,6 @@ def search_text(result: Searched, *, explain: bool) -> str:
     table_lines = rows_text(options, unit, max(LEAST_ROWS, min(MOST_ROWS, room)))
     text = "\n".join([*lines, "", *table_lines, "", *below])
     return f"{text}\n\n{explained_text(result, run, reading)}" if explain else text
-
-
-def _next_step(run: Run, reading: Reading, steps: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """The one step that is worth most now: serving what one can have today, else the headline's
-    first."""
-    if not any(option.has_weights for option in reading.candidates):
-        for _, command in serve_today(run, reading):
-            return "Try it today", command
-    whole = ("See the whole run", f"archsearch report {shell_path(run.path)}")
-    return steps[0] if steps else whole
 
 
 def explained_text(result: Searched, run: Run, reading: Reading) -> str:
