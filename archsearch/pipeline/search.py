@@ -25,7 +25,7 @@ from archsearch.hardware.identify import identify_cpu, visible_gpus
 from archsearch.models.files import HEAD_FAMILIES
 from archsearch.models.targets import resolve_target
 from archsearch.needs import Needs
-from archsearch.pipeline.candidates import write_best, write_report
+from archsearch.pipeline.candidates import served, write_best, write_report
 from archsearch.pipeline.climb.belief import Belief
 from archsearch.pipeline.climb.climb import Climb
 from archsearch.pipeline.climb.plan import (
@@ -53,7 +53,6 @@ from archsearch.pipeline.in_engine import EngineChoice
 from archsearch.pipeline.next_steps import next_steps
 from archsearch.pipeline.rounds_explained import (
     free_layers,
-    remedied,
     served_by,
     too_long,
     warnings_of,
@@ -69,7 +68,9 @@ from archsearch.pipeline.workers import can_confirm_beside, confirm_job, workers
 from archsearch.profiles import find_profile, list_profiles, profile_roots
 from archsearch.progress import ProgressLine, human_time, say
 from archsearch.records import as_data, save
+from archsearch.report.answer import at_hand_switched
 from archsearch.report.phrases import latency_warning, shell_path
+from archsearch.report.reading import read_run
 from archsearch.report.terminal.search import Brought, Climbed, Searched, Survey, SurveyRow
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.lock import run_lock
@@ -243,11 +244,17 @@ def outcome(
     report = write_report(session.run, session)
     groups = session.groups(ranked)
     unprofiled = filter(None, [latency_warning(source.words, session.target.name)])
-    priced = [(f"rank {score.rank}", session.scorer_of(score), score) for score in ranked]
     reach = scorer.workload.context_len if request.mix is None else request.mix.longest
-    better = tuple(filter(None, (remedied(source.rounds, *each[1:]) for each in priced)))
-    quicker = {each.rank for each in better if each.speedup.value > ranked[0].speedup.value}
-    told = [each for each in priced if each is priced[0] or each[2].rank in quicker]
+    reading = read_run(session.run)
+    better = reading.remedied
+    option, switched = at_hand_switched(reading.candidates, better)
+    if option is not None and switched is not None:  # as the answer serves it
+        config = served(session, replace(option.score, gamma=switched.gamma), option.hub_id)
+        session.run.write_best(option.score, speculative_config=config or None)
+    quicker = {each.rank for each in better if each.rate > ranked[0].speedup.value}
+    told = [score for score in ranked if score is ranked[0] or score.rank in quicker]
+    priced = [(f"rank {score.rank}", session.scorer_of(score), score) for score in told]
+    advice = warnings_of(source.rounds, source.words, priced)
     over = [
         f"{space.family} is left out: {none_within(session, [counted])}"
         for space, counted in zip(session.families.spaces, result.spaces, strict=True)
@@ -259,7 +266,7 @@ def outcome(
         device=source.device.key,
         by=served_by(source),
         free_layers=free_layers(scorer, ranked[0]) if ranked else None,
-        warnings=(*too_long(scorer, reach), *unprofiled, *warnings_of(source, told)),
+        warnings=(*too_long(scorer, reach), *unprofiled, *advice),
         latency=source.words,
         dtype=source.dtype,
         weights=source.profile.get("weights"),

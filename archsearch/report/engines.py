@@ -13,9 +13,11 @@ from typing import Final
 
 from archsearch.engine_facts import engine_title
 from archsearch.estimate import Estimate
+from archsearch.report.answer import at_hand_switched, best_alone, sentences, unit_of
 from archsearch.report.charts import SERIES, Chart, line
 from archsearch.report.families import led_by_rival, title_of, with_heads
-from archsearch.report.headline import Headline, headline, with_text
+from archsearch.report.headline import Headline, headline, where_words, with_text
+from archsearch.report.phrases import over_words
 from archsearch.report.reading import Reading
 from archsearch.report.section import Rows, Section, Table, text_cell, value_cell
 from archsearch.runs.confirmed import Exact, Judged
@@ -134,8 +136,22 @@ def fastest_lines(reading: Reading, dtype: str) -> list[str]:
 
 def whole_headline(run: Run, reading: Reading) -> Headline:
     """The headline: the fastest engine, where several are here and one was measured, then whether
-    speculation pays, the verdict on the text and the best head."""
-    head = with_text(headline(run, reading.candidates), reading.text)
+    speculation pays, also by a switch, the verdict on the text and the best head."""
+    head = headline(run, reading.candidates)
+    _, better = at_hand_switched(reading.candidates, reading.remedied)
+    if head.lead and (alone := best_alone(reading.remedied)) > 1.0:
+        unit, title, where = unit_of(run.device), head.title, where_words(run)
+        if " predicted" in title:  # over a target alone that is slower than it need be
+            where += over_words(head.lead.score.mix)
+            title = sentences(reading.candidates, where, unit, reading.remedied)[0]
+        with_it = max(reading.remedied, key=lambda each: each.alone).switches
+        title = f"{title} With {with_it} the target alone is {alone:.2f}x as fast."
+        head = replace(head, title=title)
+    elif better and head.lead and better.speedup.value > head.lead.gain.value:
+        how = f"{better.switches}, rank {better.rank} at gamma {better.gamma}"
+        title = f"{head.title} With {how}: {better.speedup.value:.2f}x."
+        head = replace(head, title=title, switched=better)
+    head = with_text(head, reading.text)
     head = with_heads(head, run, reading.families, reading.compared)
     head = led_by_rival(head, run, reading.compared)
     lines = fastest_lines(reading, run.dtype)

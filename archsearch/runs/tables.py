@@ -98,6 +98,24 @@ class Bar:
 
 
 @dataclass(frozen=True)
+class Remedied:
+    """What a rank gains by `switches` (NAME=VALUE; "": by another version of its engine) that give
+    its draft CUDA graphs: `speedup`, over the target alone with them, which is `alone` times as
+    fast as without."""
+
+    rank: int | None
+    switches: str
+    gamma: int
+    speedup: Estimate
+    alone: float = 1.0
+
+    @property
+    def rate(self) -> float:
+        """The speed-up over the target alone without them."""
+        return self.alone * self.speedup.value
+
+
+@dataclass(frozen=True)
 class Curves:
     """All of one run.
 
@@ -105,7 +123,8 @@ class Curves:
     the bars; `sweeps`: by what is swept; `passes`, `layers`, `rounds`: bars, draft beside target;
     `rivals`: what the first rank wins by; `groups`: ranks that the error bars cannot tell apart,
     the best first; `longest`: by rank what a context is to be cut to where memory holds less than
-    the models could take; `notes`: what is missing, and why.
+    the models could take; `remedied`: ranks that a switch of the engine makes faster; `notes`: what
+    is missing, and why.
     """
 
     state: str
@@ -118,6 +137,7 @@ class Curves:
     notes: tuple[str, ...] = ()
     groups: Maybe[tuple[tuple[int, ...], ...]] = None
     longest: Maybe[Mapping[str, int]] = None
+    remedied: tuple[Remedied, ...] = ()
     format: int = FORMAT
 
     def __post_init__(self) -> None:

@@ -20,7 +20,6 @@ from archsearch.estimate import Estimate
 from archsearch.needs import NOTHING, Needs
 from archsearch.records import save
 from archsearch.report.answer import (
-    Remedied,
     best_at_hand,
     fastest,
     rows_text,
@@ -33,7 +32,7 @@ from archsearch.report.phrases import verdict
 from archsearch.report.reading import Shown
 from archsearch.report.terminal.layout import WIDTH, wrapped
 from archsearch.runs.run import Run
-from archsearch.runs.tables import CURVES_FILE, Curves
+from archsearch.runs.tables import CURVES_FILE, Curves, Remedied
 
 TARGET = catalogue.load("llama-3.1-8b").architecture
 SHAPE = Architecture(1536, 7680, 2, 32, 32, 64, 128256)
