@@ -140,11 +140,11 @@ class Score:
     @property
     def ranked_by(self) -> float:
         """Its worth among other families: where acceptance is assumed by the lower end of its
-        speed-up's interval, but above what is known not to pay where it may."""
+        speed-up's interval, but above what is known not to pay where it may; of such the better."""
         if not self.assumed:
             return self.worth
         low = self.worth * self.speedup.interval[0] / self.speedup.value
-        return max(low, min(self.worth, 1.0))
+        return max(low, min(self.worth, 1.0 + 1e-6 * self.worth))
 
     @property
     def is_found(self) -> bool:
