@@ -21,6 +21,7 @@ not known are passed over. What else does not fit is one line with the field's p
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
@@ -32,7 +33,6 @@ from typing import (
     Final,
     Literal,
     NamedTuple,
-    NewType,
     TypeVar,
     Union,
     get_args,
@@ -63,8 +63,6 @@ class Stored:
     above: float | None = None
 
 
-Endless = NewType("Endless", float)
-"""A number that may be infinite or none at all, as in results that are only shown."""
 Inline = Annotated[_T, Stored(inline=True)]
 Maybe = Annotated[_T | None, Stored(omit=True)]
 Share = Annotated[float, Stored(low=0.0, high=1.0)]
@@ -187,6 +185,8 @@ def encoded(value: object) -> Any:
         return {str(key): encoded(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [encoded(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON has no infinity
     return str(value) if isinstance(value, Path) else value
 
 
@@ -299,7 +299,6 @@ _PLAIN: Final[Mapping[object, tuple[str, Callable[[object], bool]]]] = {
     bool: ("true or false", lambda data: isinstance(data, bool)),
     int: ("a whole number", lambda data: type(data) is int),
     float: ("a finite number", is_number),
-    Endless: ("a number", lambda data: isinstance(data, int | float)),
     str: ("text", lambda data: isinstance(data, str)),
     Path: ("a path", lambda data: isinstance(data, str)),
     dict: ("an object", lambda data: isinstance(data, dict)),

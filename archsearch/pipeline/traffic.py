@@ -130,8 +130,10 @@ def _served(item: Priced, trace: Trace | None, simulated: int) -> UnderLoad:
         seen = _simulated(served, trace, simulated) if comes else None
         rows.append(Part(served, *scorer.held(drafter, served.part), seen))
     # a full server is judged by the tokens that it gives: a token's time is of as many as run
-    judged: Objective = "throughput" if any(row.full for row in rows) else "tpot"
+    full = any(row.full for row in rows)
+    judged: Objective = "throughput" if full else "tpot"
     worth = (objective_of(parts, judged, 1, plain=alone) for alone in (False, True))
+    judged_gain = gain_of(judged, *worth)
     # what the server does at its best: a score is of one that drafts somewhere
     own: tuple[Objective, ...] = (scorer.mix.objective, "speedup")
     ranks = scorer.workload.tensor_parallel
@@ -142,8 +144,8 @@ def _served(item: Priced, trace: Trace | None, simulated: int) -> UnderLoad:
         notes=(*item.entry.notes, *filter(None, [item.entry.no_room])),
         objective=value,
         plain_objective=mix.plain,
-        speedup=gain,
-        pays=gain_of(judged, *worth) > 1.0 and not mix.broken_limits,
+        speedup=judged_gain if full else gain,
+        pays=judged_gain > 1.0 and not mix.broken_limits,
         broken_limits=mix.broken_limits,
         parts=tuple(rows),
     )
