@@ -11,6 +11,7 @@ from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import EngineRounds
 from archsearch.pipeline.latency import LatencySource
 from archsearch.pipeline.schedule import scored_by
+from archsearch.pipeline.serving import served_words
 from archsearch.report.answer import Remedied
 from archsearch.report.phrases import ServedBy, host_words, launches
 from archsearch.report.terminal.estimate import Difference
@@ -27,10 +28,14 @@ def free_layers(scorer: Scorer, score: Score) -> float | None:
     return None if free is None or math.isinf(free) else free
 
 
-def served_by(source: LatencySource) -> ServedBy:
-    """Who serves."""
-    how = source.rounds.costs.title if source.rounds is not None else None
-    return ServedBy(source.engine, source.version, how, source.served)
+def served_by(source: LatencySource, lead: Score | None = None) -> ServedBy:
+    """Who serves, and how it runs the drafter of `lead` (None: those that were priced)."""
+    rounds, served = source.rounds, source.served
+    if rounds is not None and lead is not None:
+        rounds = rounds.running(lead.proposer.rounds)
+        served = served_words(source.engine, rounds, source.device)
+    how = rounds.costs.title if rounds is not None else None
+    return ServedBy(source.engine, source.version, how, served)
 
 
 def warnings_of(source: LatencySource, priced: Sequence[tuple[str, Scorer, Score]]) -> list[str]:

@@ -257,7 +257,7 @@ def outcome(
         run=session.run.path,
         target=session.target.name,
         device=source.device.key,
-        by=served_by(source),
+        by=served_by(source, next(iter(ranked), None)),
         free_layers=free_layers(scorer, ranked[0]) if ranked else None,
         warnings=(*too_long(scorer, reach), *unprofiled, *warnings_of(source, told)),
         latency=source.words,
