@@ -174,12 +174,9 @@ def schedule_from_points(points: Sequence[tuple[int, int]]) -> Ranges:
     if not points or points[0][0] != 1:
         raise ArchsearchError(f"a schedule begins at batch size 1, got {list(points)}")
     ranges: list[tuple[int, int, int]] = []
-    first = 1
-    for number, (batch, gamma) in enumerate(points):
-        following = points[number + 1][0] if number + 1 < len(points) else None
-        last = batch if following is None else max(batch, int((batch * following) ** 0.5))
-        if following is not None and last >= following:
-            last = following - 1
+    first, batch_end = 1, points[-1][0] + 1
+    for (batch, gamma), (following, _) in zip(points, [*points[1:], (batch_end, 0)], strict=True):
+        last = min(max(batch, int((batch * following) ** 0.5)), following - 1)
         if ranges and ranges[-1][2] == gamma:
             ranges[-1] = (ranges[-1][0], last, gamma)
         else:

@@ -301,27 +301,18 @@ class Architecture:
         >>> Architecture(576, 1536, 2, 9, 3, 64, 49152, draft_vocab_size=8192).label()
         '2x576 ffn1536 9h/3kv64 head8192'
         """
-        window = (
-            f" {self.window_pattern}{self.sliding_window}" if "S" in self.window_pattern else ""
-        )
-        head = f" head{self.head_rows}" + ("t" if self.tie_word_embeddings else "")
-        return (
-            f"{self.num_hidden_layers}x{self.hidden_size} {self._ffn_label()}"
-            f" {self._heads_label()}{window}{head}"
-        )
-
-    def _ffn_label(self) -> str:
-        if not self.num_experts:
-            return f"ffn{self.intermediate_size}"
-        shared = f"+{self.shared_expert_size}" if self.shared_expert_size else ""
-        return (
-            f"moe{self.num_experts_per_tok}/{self.num_experts}x{self.moe_intermediate_size}{shared}"
-        )
-
-    def _heads_label(self) -> str:
+        ffn, cached = f"ffn{self.intermediate_size}", f"{self.num_key_value_heads}kv{self.head_dim}"
+        if self.num_experts:
+            ffn = f"moe{self.num_experts_per_tok}/{self.num_experts}x{self.moe_intermediate_size}"
+            ffn += f"+{self.shared_expert_size}" if self.shared_expert_size else ""
         if self.kv_lora_rank:
-            return f"{self.num_attention_heads}h/mla{self.kv_lora_rank}+{self.qk_rope_head_dim}"
-        return f"{self.num_attention_heads}h/{self.num_key_value_heads}kv{self.head_dim}"
+            cached = f"mla{self.kv_lora_rank}+{self.qk_rope_head_dim}"
+        window = self.window_pattern
+        window = f" {window}{self.sliding_window}" if "S" in window else ""
+        return (
+            f"{self.num_hidden_layers}x{self.hidden_size} {ffn} {self.num_attention_heads}h/"
+            f"{cached}{window} head{self.head_rows}{'t' if self.tie_word_embeddings else ''}"
+        )
 
 
 def _later_fields() -> dict[str, object]:

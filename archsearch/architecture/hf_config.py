@@ -91,26 +91,22 @@ def from_hf_config(config: Config) -> Architecture:
     check_fields(config)
     config = text_config(config)
     check_fields(config)
-    if config.get("model_type") in SAME_AS:
-        config = {**config, "model_type": SAME_AS[str(config["model_type"])]}
-    model_type = config.get("model_type")
-    if model_type in READ_ONLY:
-        return quantised(
-            config, _skewed(ours, extend(config, _from_rotary(config, str(model_type))))
+    given = config.get("model_type")
+    model_type = SAME_AS.get(str(given), str(given))
+    config = {**config, "model_type": model_type}
+    if model_type in NOT_MODELLED:
+        raise InvalidShapeError(
+            f"model_type {model_type!r} has {NOT_MODELLED[model_type]}, which is not modelled"
         )
-    if model_type not in FAMILIES:
-        if model_type in NOT_MODELLED:
-            raise InvalidShapeError(
-                f"model_type {model_type!r} has {NOT_MODELLED[str(model_type)]}, which is not"
-                " modelled"
-            )
+    if model_type not in FAMILIES | READ_ONLY:
         known = ", ".join([*FAMILIES, *READ_ONLY, *SAME_AS])
         raise InvalidShapeError(
-            f"model_type {short(model_type)} is not supported; use a model of one of {known}"
+            f"model_type {short(given)} is not supported; use a model of one of {known}"
         )
-    return quantised(
-        config, _from_opt(config) if model_type == "opt" else _from_rotary(config, str(model_type))
-    )
+    arch = _from_opt(config) if model_type == "opt" else _from_rotary(config, model_type)
+    if model_type in READ_ONLY:
+        arch = _skewed(ours, extend(config, arch))
+    return quantised(config, arch)
 
 
 def _skewed(ours: object, arch: Architecture) -> Architecture:

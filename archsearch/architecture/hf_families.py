@@ -105,18 +105,12 @@ def _compressed(quantisation: Config) -> str:
         if not isinstance(weights, Mapping):
             continue
         bits: Any = weights.get("num_bits")
-        group_size: Any = weights.get("group_size")
-        floats = weights.get("type") == "float"
-        if floats and bits == 4:
-            found.add({16: "nvfp4", 32: "mxfp4"}.get(group_size, "4-bit floats"))
+        size: Any = weights.get("group_size")
+        if weights.get("type") != "float":
+            found.add(_INTEGERS.get(bits, f"{bits} bits"))
         else:
-            found.add(
-                FP8
-                if floats and bits == 8
-                else f"{bits}-bit floats"
-                if floats
-                else _INTEGERS.get(bits, f"{bits} bits")
-            )
+            narrow = {16: "nvfp4", 32: "mxfp4"}.get(size) if bits == 4 else None
+            found.add(narrow or (FP8 if bits == 8 else f"{bits}-bit floats"))
     if len(found) == 1:
         return found.pop()
     if found:

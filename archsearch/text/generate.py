@@ -84,8 +84,11 @@ def write_answers(
     writer = BatchWriter(target, head, ends, writing)
 
     def write(work: Sequence[Work], deadline: float | None, report: Report, store: Store) -> bool:
-        seed = writing.seed * 1_000_003
-        rows = {writer.row(w.text, seed + w.shard, w.place, w.begun): w.number for w in work}
+        rows = {}
+        for one in work:
+            shard, place = divmod(one.number, SHARD_PROMPTS)
+            seed = writing.seed * 1_000_003 + shard
+            rows[writer.row(one.text, seed, place, one.begun)] = one.number
         finished = writer.write_rows(
             list(rows), report, deadline, lambda row: store(rows[row], row.sequence(), True)
         )
@@ -142,12 +145,9 @@ SAVE_EVERY_S: Final = 60.0  # a kill loses at most what was written since
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One text still to be made: its number among all, its shard and place there, and what of it
-    was made before a cut."""
+    """One text still to be made: its number among all, and what of it was made before a cut."""
 
     number: int
-    shard: int
-    place: int
     text: EncodedPrompt
     begun: CachedSequence | None = None
 
@@ -223,7 +223,6 @@ class _Shard:
 
     job: CacheJob
     path: Path
-    index: int
     numbers: range
     found: dict[int, CachedSequence] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
@@ -234,7 +233,7 @@ class _Shard:
     @classmethod
     def find(cls, job: CacheJob, index: int) -> _Shard:
         numbers = range(index * SHARD_PROMPTS, min((index + 1) * SHARD_PROMPTS, len(job.texts)))
-        shard = cls(job, job.folder / f"shard-{index:05d}.safetensors", index, numbers)
+        shard = cls(job, job.folder / f"shard-{index:05d}.safetensors", numbers)
         if shard_complete(shard.path):
             shard.ended = set(numbers)
         elif shard.path.exists():
@@ -261,11 +260,8 @@ class _Shard:
                     self.ended.add(number)
 
     def left(self) -> list[Work]:
-        return [
-            Work(number, self.index, place, self.job.texts[number], self.found.get(number))
-            for place, number in enumerate(self.numbers)
-            if number not in self.ended
-        ]
+        numbers = (number for number in self.numbers if number not in self.ended)
+        return [Work(n, self.job.texts[n], self.found.get(n)) for n in numbers]
 
     def take(self, number: int, sequence: CachedSequence, ended: bool) -> None:
         """Keep a text; the file is written once all of the shard ended, and once in a while

@@ -44,16 +44,18 @@ class PromptSet:
     @property
     def choosing(self) -> list[Prompt]:
         """The held-out prompts that choices are made on; all where there are too few to split."""
-        return self._half(0) if self.split else list(self.heldout)
+        return self._half(0)
 
     @property
     def confirming(self) -> list[Prompt]:
         """The held-out prompts that no choice has seen; all where too few to split."""
-        return self._half(1) if self.split else list(self.heldout)
+        return self._half(1)
 
     def _half(self, which: int) -> list[Prompt]:
         """Both halves have the same share of each category, and of long and short prompts: what
         answers a long one (a text to sum up, code to mend) is easier to draft."""
+        if not self.split:
+            return list(self.heldout)
         ranked = sorted(self.heldout, key=lambda p: (p.category, len(p.text)))
         chosen: list[Prompt] = []
         for number, (_, alike) in enumerate(groupby(ranked, key=lambda p: p.category)):

@@ -118,7 +118,7 @@ class TrainingRun:
     """One training run of a draft: its optimizer, its place, and what was seen on the way.
 
     Heads on hidden states (`archsearch.training.heads`) differ in `_batch`, `_loss`, `_matches`,
-    `_due`, `_identity` and what a checkpoint holds besides (`_extra`).
+    `_due`, `_identity` and what a checkpoint holds besides (`_extra`, `_take_extra`).
     """
 
     said = "alpha"  # what looks measure, in progress
@@ -346,11 +346,10 @@ class TrainingRun:
     # ---- checkpoints
 
     def _extra(self) -> dict[str, object]:
-        """What a checkpoint holds besides."""
         return {}
 
     def _take_extra(self, extra: dict[str, object]) -> None:
-        """Go on from what `_extra` gave to a checkpoint."""
+        pass
 
     def _save(self, name: str = CHECKPOINT) -> None:
         if self.path is None:
@@ -400,13 +399,11 @@ class TrainingRun:
                 # More text: on from where the old one had taught most. What was trained beyond took
                 # its time all the same.
                 state = found | spent | {"stopped": ""}
-        if state["sequences"] != len(self.sequences):
-            logger.info(
+        if (before := state["sequences"]) != len(self.sequences):
+            words = (
                 "the text went from %d to %d sequences since this training began: it goes on, in"
-                " another order of the data",
-                state["sequences"],
-                len(self.sequences),
             )
+            logger.info(f"{words} another order of the data", before, len(self.sequences))
         self._take(state)
         logger.info("resumed at step %d (%d tokens)", self.place.step, self.place.tokens)
 

@@ -96,15 +96,13 @@ def chain_matches(head: Head, sequences: Sequence[CachedSequence], gamma: int) -
         lengths = [len(sequence) for sequence in sequences]
         for part in side_by_side(range(len(lengths)), lengths, JUDGED_TOKENS):
             batch = head_batch([sequences[i] for i in part]).to(weight.device)
-            matches = [np.zeros((max(0, count - 1), gamma), dtype=bool) for count in batch.written]
+            rounds = [max(0, count - 1) for count in batch.written]
+            matches = np.zeros((len(rounds), max(rounds), gamma), dtype=bool)
             for step, logits in enumerate(step_logits(head, batch, gamma)):
                 texts, starts, places = batch.chains(step)
                 right = kept[logits.argmax(-1)] == batch.greedy_ids[places]
-                for text, start, hit in zip(
-                    texts.tolist(), starts.tolist(), right.tolist(), strict=True
-                ):
-                    matches[text][start, step] = hit
-            found += matches
+                matches[texts.numpy(), starts.numpy(), step] = right.cpu().numpy()
+            found += [matches[text, :count] for text, count in enumerate(rounds)]
     return found
 
 
