@@ -40,12 +40,7 @@ def layer_windows(
     ]
 
 
-@lru_cache(maxsize=4096)
-def counted_windows(
-    window_pattern: str, sliding_window: int | None, num_layers: int
-) -> Mapping[int | None, int]:
-    """How many layers have each window of `layer_windows`."""
-    return Counter(layer_windows(window_pattern, sliding_window, num_layers))
+_counted_windows = lru_cache(maxsize=4096)(lambda *shape: Counter(layer_windows(*shape)))
 
 
 _DENSE_TYPES: Final = {"qwen3_moe": "qwen3"}
@@ -234,7 +229,7 @@ class Architecture:
 
     def layers_by_window(self) -> Mapping[int | None, int]:
         """How many layers have each window, None for full attention."""
-        return counted_windows(self.window_pattern, self.sliding_window, self.num_hidden_layers)
+        return _counted_windows(self.window_pattern, self.sliding_window, self.num_hidden_layers)
 
     def replace(self, **changes: Any) -> Architecture:
         """The same shape with some fields changed. Raises InvalidShapeError for what no model can

@@ -154,7 +154,6 @@ def _from_rotary(config: Config, model_type: str) -> Architecture:
     kv_heads = config.get("num_key_value_heads", family.num_key_value_heads)
     head_dim = config.get("head_dim", family.head_dim)
     windows = _windows(config, model_type, layers)
-    pattern = minimal_pattern(windows)
     all_biases = model_type in ("llama", "qwen3", "qwen3_moe") and bool(
         config.get("attention_bias", False)
     )
@@ -171,7 +170,7 @@ def _from_rotary(config: Config, model_type: str) -> Architecture:
         attention_output_bias=all_biases,
         mlp_bias=model_type == "llama" and bool(config.get("mlp_bias", False)),
         qk_norm=model_type == "qwen3",
-        window_pattern=pattern,
+        window_pattern=minimal_pattern(windows),
         sliding_window=next((window for window in windows if window), None),
         max_position_embeddings=config.get(
             "max_position_embeddings", family.max_position_embeddings

@@ -1,9 +1,7 @@
 """Measurements on an NVIDIA GPU, in two modes that differ in kind (docs/profiles.md).
 
-`graph`: CUDA graphs, as serving engines run; time comes from CUDA events, so no host time is in it.
-`eager`: as transformers runs. A loop of calls between two synchronisations, by the host's clock:
-what the slower of host and device takes. CUDA events around such a loop would show the same, gaps
-included, so they are not kept.
+`graph`: by CUDA events, so no host time is in it. `eager`: a loop of calls between two
+synchronisations, by the host's clock; CUDA events around it would show the same, gaps included.
 
 Times are as they were: a GPU of one's own needs no correction. A fixed GEMM before and after every
 point and the SM clock say whether the device had slowed down.

@@ -1,9 +1,8 @@
 """The small kernels and the attention between GEMMs as serving engines run them: one launch each,
 on a static KV cache.
 
-Engines fuse residual add with norm, rotate queries and keys in place, and multiply silu(gate) with
-up in one kernel. Here they are written in Triton; where that is missing or cannot compile (no C
-compiler), torch's own take their place, several launches each, and `Fused.compiled` says so.
+They are written in Triton; where that is missing or cannot compile (no C compiler), torch's own
+take their place, several launches each, and `Fused.compiled` says so.
 Attention runs FlashAttention, which sits inside torch, on a cache laid
 out [batch, keys, heads, head_dim], its causal mask aligned to the last key: tokens to verify see
 the cache and each other.

@@ -95,7 +95,7 @@ def attention(op: Attention, pool: WeightPool, working_set_bytes: int) -> Run:
     return run
 
 
-def elementwise(op: Elementwise, pool: WeightPool, working_set_bytes: int) -> Run:
+def elementwise(op: Elementwise, pool: WeightPool, working_set_bytes: int = 1) -> Run:
     """The chains of small kernels between GEMMs, on `elements` numbers that the cache holds. Raises
     ValueError for an op without one."""
     dtype = pool.flat.dtype
