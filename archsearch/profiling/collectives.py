@@ -63,9 +63,7 @@ def measure_all_reduces(
                 json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)
             ]
         for number, size in enumerate(sizes):
-            times = tuple(
-                max(times[number][repeat] for times in found) for repeat in range(REPEATS)
-            )
+            times = tuple(map(max, zip(*(times[number] for times in found), strict=True)))
             shape = freeze_shape({"elements": size, "ranks": ranks})
             how, kernel = (dtype, mode, "cold"), NAMES.get(backend, backend)
             rows.append(Measurement("all_reduce", shape, *how, times, kernel=kernel))

@@ -459,13 +459,9 @@ def _mixed(points: Sequence[Point], wholes: Sequence[Point]) -> list[Point]:
 def fp8_needs(wanted: Needs) -> Needs:
     """The GEMMs of `wanted` that can run in float8 (n and k multiples of 16), cold, without
     wholes."""
-    passes: list[Mapping[Need, float]] = []
-    for counts in wanted.passes:
-        kept = {
-            need: count
-            for need, count in counts.items()
-            if isinstance(need[0], Gemm) and need[1] and need[0].n % 16 == 0 and need[0].k % 16 == 0
-        }
-        if kept:
-            passes.append(kept)
-    return replace(wanted, passes=tuple(passes), wholes=())
+
+    def can(op: Op, cold: bool) -> bool:
+        return cold and isinstance(op, Gemm) and op.n % 16 == op.k % 16 == 0
+
+    kept = ({need: n for need, n in counts.items() if can(*need)} for counts in wanted.passes)
+    return replace(wanted, passes=tuple(filter(None, kept)), wholes=())

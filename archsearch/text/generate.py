@@ -73,8 +73,7 @@ def write_answers(
 
     Stops after `budget_s` seconds with what is there: answers under way are cut, prompts that were
     not reached have none. Called again, it goes on with these. `progress` is called after every
-    pass of the target. Raises ArchsearchError when `cache_dir` was made for another target, other
-    prompts or settings.
+    pass of the target. Raises as `open_folder`.
     """
     from archsearch.models.runtime import tune_malloc
 
@@ -184,10 +183,8 @@ def make_cache(
     job: CacheJob, begin: float, budget_s: float | None, progress: Progress
 ) -> TextCache:
     """Make the texts that are missing, until `budget_s` seconds after `begin`; cut ones go on.
-    `progress` is in seconds of the budget, in texts where there is none.
-
-    Raises ArchsearchError when the folder was made for another target, other texts or settings.
-    """
+    `progress` is in seconds of the budget, in texts where there is none. Raises as
+    `open_folder`."""
     meta = open_folder(job.folder, job.fingerprint(), job.head)
     deadline = None if budget_s is None else begin + budget_s
     shards = [_Shard.find(job, index) for index in range(-(-len(job.texts) // SHARD_PROMPTS))]
