@@ -340,7 +340,7 @@ _ROWS: Final = (
 )
 
 ENGINES: Final[dict[str, EngineFacts]] = {row.name: row for row in _ROWS}
-"""The engines by name. A new engine is one row here, and the code that its paths name."""
+"""The engines by name; docs/engines.md says how to add one."""
 
 
 def engine_facts(name: str | None) -> EngineFacts:

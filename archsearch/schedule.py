@@ -129,33 +129,21 @@ def merged(points: Sequence[SchedulePoint], kept: int = 0) -> list[tuple[int, in
     Nothing is drafted where that is best, and nowhere else; at batch size `kept` the best gamma
     stays.
     """
-    found: list[tuple[int, int]] = []
-    held: list[SchedulePoint] = []
-    able: set[int] = set()
-
-    def close() -> None:
-        best = max(
-            able,
-            key=lambda gamma: math.fsum(
-                _gain(point, gamma) / _gain(point, point.gamma) for point in held
-            ),
-        )
-        found.extend((point.batch_size, best) for point in held)
-
+    ranges: list[tuple[list[SchedulePoint], set[int]]] = []  # points, the gammas that do for all
     for point in points:
-        least = (1.0 - MERGED_WITHIN) * _gain(point, point.gamma)
-        here = {
-            gamma for gamma in point.by_gamma if _gain(point, gamma) >= least and point.gamma
-        } | {point.gamma}
-        if point.batch_size == kept:
-            here = {point.gamma}
-        if held and not able & here:
-            close()
-            held = []
-        able = able & here if held else here
-        held.append(point)
-    if held:
-        close()
+        able = {point.gamma}
+        if point.gamma and point.batch_size != kept:
+            least = (1.0 - MERGED_WITHIN) * _gain(point, point.gamma)
+            able = {gamma for gamma in point.by_gamma if _gain(point, gamma) >= least} | able
+        if ranges and (both := ranges[-1][1] & able):
+            ranges[-1] = ([*ranges[-1][0], point], both)
+        else:
+            ranges.append(([point], able))
+    found = []
+    for held, able in ranges:
+        gains = {g: math.fsum(_gain(p, g) / _gain(p, p.gamma) for p in held) for g in able}
+        best = max(gains, key=gains.__getitem__)
+        found += [(point.batch_size, best) for point in held]
     return found
 
 

@@ -9,7 +9,6 @@ that they are NCCL's, and the model takes them for a wide answer.
 from __future__ import annotations
 
 import json
-import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -125,5 +124,4 @@ def _times(block: torch.Tensor, mode: str, on_gpu: bool) -> list[float]:
             run()
         wait()
         times.append((time.perf_counter() - start) / (3 * CALLS))
-    assert statistics.median(times) > 0
     return times

@@ -29,7 +29,7 @@ from archsearch.profiling.kernels import Run
 from archsearch.profiling.points import Bench, Models, Point, Prepared
 from archsearch.profiling.timer import Timer, Timing, plan
 from archsearch.records import as_data
-from archsearch.workload import MODES, dtype_name
+from archsearch.workload import Workload, dtype_name
 
 COLD_L2_MULTIPLE: Final = 4
 # How long a flush lasts at least: the host has then queued the graph behind it, and its launch is
@@ -168,8 +168,7 @@ class CudaBench(Bench):
         last_level_cache_bytes: int | None = None,
         state: GpuState | None = None,
     ) -> None:
-        if mode not in MODES:
-            raise ArchsearchError(f"unknown mode {mode!r}; use one of {', '.join(MODES)}")
+        Workload(mode=mode)  # raises ArchsearchError for an unknown one
         self.runner = CudaRunner(0, mode) if runner is None else runner
         cache = last_level_cache_bytes or device.last_level_cache_bytes or (64 << 20)
         super().__init__(profile, mode, COLD_L2_MULTIPLE * cache, self.runner.device)

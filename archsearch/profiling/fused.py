@@ -103,7 +103,7 @@ def fused_for(device: torch.device, dtype: torch.dtype) -> Fused:
 
 def agree(one: Fused, other: Fused, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether two sets of kernels compute the same, within what rounding in `dtype` allows."""
-    generator = torch.Generator(device="cpu").manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
 
     def numbers(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator).to(device, dtype)

@@ -217,11 +217,7 @@ def _whole_points(
     room: Room,
     rng: random.Random,
 ) -> list[Point]:
-    """Whole drafts warm and cold, some of two tokens; stacks of layers of drafts and target; the
-    target where it fits.
-
-    `how`: dtype and mode.
-    """
+    """The wholes of `needs`; `how`: dtype and mode."""
     (dtype, mode), batches, contexts = how, asked.batches, asked.contexts
     usable = [arch for arch in drafts if mode == "eager" or lean_supported(arch)]
     # Points of one model together: building it costs more than timing it.
@@ -344,6 +340,7 @@ def choose(candidates: Sequence[Need], weight: Mapping[Need, float], count: int)
             if gains[best] <= 0:
                 break
             chosen.append((float(gains[best]), members[best]))
+            # what that row leaves unknown of its neighbours, itself (share 1) among them
             left = left * (1.0 - taken_away[best])
             free[best] = False
     chosen.sort(key=lambda item: -item[0])

@@ -144,6 +144,7 @@ def graph_calls(op: Op, pool: WeightPool, working_set_bytes: int, fused: Fused) 
         raise ValueError(f"no kernel on one device for {op}")
     else:
         calls = [eager_call(op, pool, working_set_bytes)]
+    # few copies are run in turn until the graph is long enough
     rounds = -(-GRAPH_CALLS // len(calls))
     return (calls * rounds)[:MAX_GRAPH_CALLS]
 

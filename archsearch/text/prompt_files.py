@@ -139,13 +139,11 @@ def _parquet(path: Path) -> Iterator[tuple[str, int, object]]:
         raise MissingDataError(
             f"reading {path} needs pyarrow: pip install pyarrow; or write JSON lines"
         ) from None
-    number = 0
     try:
         with ParquetFile(path) as file:
-            for batch in file.iter_batches():
-                for row in batch.to_pylist():
-                    number += 1
-                    yield "row", number, row
+            rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
+            for number, row in enumerate(rows, start=1):
+                yield "row", number, row
     except FileNotFoundError:
         raise MissingDataError(f"prompt file not found: {path}") from None
     except (OSError, ArrowException) as error:

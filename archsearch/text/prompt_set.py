@@ -147,12 +147,18 @@ LOOP_RUN: Final = 4  # tokens of a run that is looked for again
 LOOP_SHARE: Final = 0.5  # of an answer's runs that came before in it: a target that goes in circles
 
 
+def shingles(found: Sequence[T], size: int) -> list[tuple[T, ...]]:
+    """Runs of `size` words or tokens; of fewer the one run of all."""
+    if len(found) <= size:
+        return [tuple(found)] if found else []
+    return [tuple(found[i : i + size]) for i in range(len(found) - size + 1)]
+
+
 def loops(token_ids: Sequence[int]) -> bool:
     """Whether an answer goes in circles: half of its runs of four tokens came before."""
     if len(token_ids) < LOOP_TOKENS:
         return False
-    starts = range(len(token_ids) - LOOP_RUN + 1)
-    runs = [tuple(token_ids[start : start + LOOP_RUN]) for start in starts]
+    runs = shingles(token_ids, LOOP_RUN)
     return len(set(runs)) < (1.0 - LOOP_SHARE) * len(runs)
 
 

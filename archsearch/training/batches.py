@@ -59,6 +59,7 @@ def make_batch(sequences: Sequence[CachedSequence]) -> Batch:
     """One right-padded batch; the last token of each sequence is predicted, never an input."""
     input_ids = pad_sequence([s.token_ids[:-1].long() for s in sequences], batch_first=True)
     width = input_ids.shape[1]
+    # the state at token i predicts token i + 1: from the prompt's last token to the last but one
     positions = [
         torch.arange(s.prompt_tokens - 1, len(s) - 1) + row * width
         for row, s in enumerate(sequences)
@@ -209,9 +210,7 @@ class Teacher:
         self.index_of[places if self.kept is None else self.kept] = places
         self.frequent = None
         if self.rows > _FULL_HEAD_LIMIT:
-            counts = torch.zeros(vocab, dtype=torch.long)
-            for sequence in sequences:
-                counts += torch.bincount(sequence.written, minlength=vocab)
+            counts = torch.bincount(torch.cat([s.written for s in sequences]), minlength=vocab)
             rows = self.index_of[counts.argsort(descending=True, stable=True).to(weight.device)]
             self.frequent = rows[rows >= 0][:shortlist]
 

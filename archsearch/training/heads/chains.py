@@ -136,6 +136,7 @@ def count_chains(matches: Sequence[np.ndarray]) -> ChainCounts:
     gamma = matches[0].shape[1] if matches else 0
     judged, right = np.zeros(gamma, dtype=np.int64), np.zeros(gamma, dtype=np.int64)
     for rows in matches:
+        # [starts, gamma]: a chain from the last start has one token left of its text, and so on
         inside = np.arange(gamma)[None] < (len(rows) - np.arange(len(rows)))[:, None]
         reach = np.logical_and.accumulate(rows, axis=1)
         before = np.concatenate([np.ones((len(rows), 1), dtype=bool), reach[:, :-1]], axis=1)
