@@ -339,7 +339,7 @@ _ROWS: Final = (
     ),
 )
 
-ENGINES: Final[dict[str, EngineFacts]] = {row.name: row for row in _ROWS}
+ENGINES: Final = {row.name: row for row in _ROWS}
 """The engines by name; docs/engines.md says how to add one."""
 
 

@@ -46,7 +46,7 @@ _MISTRAL: Final = _Family(
     "MistralForCausalLM", 8, max_position_embeddings=131072, sliding_window=4096
 )
 _QWEN2: Final = _Family("Qwen2ForCausalLM", 32, max_position_embeddings=32768, sliding_window=4096)
-FAMILIES: Final[dict[str, _Family]] = {
+FAMILIES: Final = {
     "llama": _Family("LlamaForCausalLM"),
     "mistral": _MISTRAL,
     "ministral": replace(_MISTRAL, causal_lm="MinistralForCausalLM"),
@@ -60,7 +60,7 @@ SIDE_FILES: Final = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
 }
-READ_ONLY: Final[dict[str, _Family]] = {
+READ_ONLY: Final = {
     "mixtral": _Family(num_key_value_heads=8, max_position_embeddings=131072),
     "qwen3_moe": _Family(num_key_value_heads=4, head_dim=128, max_position_embeddings=32768),
     "gpt_oss": _Family(num_key_value_heads=8, head_dim=64, max_position_embeddings=131072),

@@ -213,10 +213,9 @@ def class_defaults(model_type: str) -> Config:
     try:
         from transformers import CONFIG_MAPPING
 
-        found: Config = CONFIG_MAPPING[model_type]().to_dict()
+        return CONFIG_MAPPING[model_type]().to_dict()
     except (ImportError, KeyError):
         return {}
-    return found
 
 
 def extend(config: Config, base: Architecture) -> Architecture:

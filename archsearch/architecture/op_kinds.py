@@ -118,7 +118,7 @@ def row_sizes(op: Op) -> dict[str, object]:
 
 
 KERNELS: Final = "archsearch.profiling.kernels"
-OP_KINDS: Final[dict[str, OpKind]] = {
+OP_KINDS: Final = {
     "gemm": OpKind(
         Gemm,
         _gemm_base,

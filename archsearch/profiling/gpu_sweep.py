@@ -54,13 +54,9 @@ from archsearch.workload import DTYPE_BYTES
 Need = tuple[Op, bool]
 """An op, and whether its operands come from memory."""
 
-GPU_BATCHES: Final = (1, 8, 32)
-GPU_CONTEXTS: Final = (128, 512, 2048, 8192)
-GPU_VERIFY_TOKENS: Final = tuple(range(2, 18))
 GPU_MODEL_LIMIT_BYTES: Final = 16 << 30
 # A stack of layers holds more than any L2, and three layers at least.
 STACK: Final = (512 << 20, 3)
-ERROR_TARGET: Final = 0.05
 GPU_BUDGET_S: Final = 300.0
 # Size of the first batch behind the spread points.
 BATCH: Final = 16
@@ -116,9 +112,9 @@ class Asked:
     """The passes a search will price. `ranks`: devices the target is split over; `steps`: drafts
     whose steps are priced; `models`: drafts measured whole."""
 
-    batches: Sequence[int] = GPU_BATCHES
-    contexts: Sequence[int] = GPU_CONTEXTS
-    verify_tokens: Sequence[int] = GPU_VERIFY_TOKENS
+    batches: Sequence[int] = (1, 8, 32)
+    contexts: Sequence[int] = (128, 512, 2048, 8192)
+    verify_tokens: Sequence[int] = range(2, 18)
     ranks: int = 1
     steps: int = 96
     models: int = 24
@@ -138,7 +134,7 @@ class Stop:
     """When an adaptive sweep ends: at a predicted relative std of the median pass, after seconds,
     or after so many new rows."""
 
-    error_target: float = ERROR_TARGET
+    error_target: float = 0.05
     budget_s: float = GPU_BUDGET_S
     max_rows: int | None = None
 

@@ -31,8 +31,7 @@ Run = Callable[[], object]
 
 def eager_call(op: Op, pool: WeightPool, working_set_bytes: int) -> Run:
     """The call that times `op`, made by the kernel of its kind (see `OpKind.kernel`)."""
-    made: Run = load(OP_KINDS[op.kind].kernel)(op, pool, working_set_bytes)
-    return made
+    return load(OP_KINDS[op.kind].kernel)(op, pool, working_set_bytes)
 
 
 def not_measured(op: Op, pool: WeightPool, working_set_bytes: int) -> Run:

@@ -135,8 +135,7 @@ def plain_head(target: PreTrainedModel) -> torch.Tensor:
         raise ArchsearchError(
             "the target's language-model head has a bias; such targets are not supported yet"
         )
-    weight: torch.Tensor = module.weight.detach()
-    return weight
+    return module.weight.detach()
 
 
 SAVE_EVERY_S: Final = 60.0  # a kill loses at most what was written since
