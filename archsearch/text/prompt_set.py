@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from archsearch.errors import ArchsearchError
-from archsearch.paths import package_dir
+from archsearch.paths import PACKAGE
 
 if TYPE_CHECKING:
     from archsearch.text.cache import CachedSequence
@@ -91,7 +91,7 @@ def load_prompt_set(
     from archsearch.text.prompts import read_prompts
 
     if prompts is None:
-        folder = package_dir() / "demo"
+        folder = PACKAGE / "demo"
         return PromptSet(
             read_prompts(folder / "train_prompts.jsonl"),
             read_prompts(heldout or folder / "heldout_prompts.jsonl"),
