@@ -71,7 +71,8 @@ class CurvePrior:
     bend per squared e-fold and gain of the anneal, all in logit(alpha).
 
     `noise_std`: scatter of one point about its curve (seed and step, not the sample of texts, which
-    every point shares). `curves`: how many it was learnt from. Its defaults are wide.
+    every point shares). `curves`: how many it was learnt from. Its defaults are wide: where a fit
+    starts that is tested on a curve left out.
     """
 
     mean: tuple[float, ...] = (0.4, 0.40, -0.06, 0.05)

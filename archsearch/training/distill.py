@@ -401,11 +401,13 @@ class TrainingRun:
                 # More text: on from where the old one had taught most. What was trained beyond took
                 # its time all the same.
                 state = found | spent | {"stopped": ""}
-        if (before := state["sequences"]) != len(self.sequences):
-            words = (
+        if state["sequences"] != len(self.sequences):
+            logger.info(
                 "the text went from %d to %d sequences since this training began: it goes on, in"
+                " another order of the data",
+                state["sequences"],
+                len(self.sequences),
             )
-            logger.info(f"{words} another order of the data", before, len(self.sequences))
         self._take(state)
         logger.info("resumed at step %d (%d tokens)", self.place.step, self.place.tokens)
 
