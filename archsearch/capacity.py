@@ -20,7 +20,7 @@ from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.hardware.device import Device
 from archsearch.workload import Workload
 
-# vLLM's max_num_batched_tokens for servers on large GPUs; a step reads no more
+# vLLM's max_num_batched_tokens for servers on large GPUs; a step reads no more of prompts
 STEP_TOKENS: Final = 8192
 SEQUENCES: Final = 256  # of them sampled at once: vLLM's max_num_seqs
 

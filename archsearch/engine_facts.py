@@ -22,6 +22,11 @@ from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.workload import Workload
 
 
+def _since(always: str, **later: str) -> Mapping[str, str]:
+    """The first version that runs each family: "" for those that `always` ran."""
+    return dict.fromkeys(always.split(), "") | later
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
     """One engine. Paths are `module:name`, loaded by `load` when they are needed."""
@@ -65,7 +70,7 @@ class EngineFacts:
 
     # -- which drafters it runs
     # first version known to run each
-    families: Mapping[str, str] = field(default_factory=lambda: {"independent": ""}, hash=False)
+    families: Mapping[str, str] = field(default_factory=lambda: _since("independent"), hash=False)
     # what is known to go wrong with its schedules, and what it has instead
     schedule_doubt: str = ""
     # first version that chooses step by step which draft tokens it verifies, and of which families
@@ -240,18 +245,10 @@ _ROWS: Final = (
         # arctic-inference; model runner V2 of 0.32 and later has its own on the GPU, which pads
         # every slot (docs v0.32.0). DFlash: in none of February 2026 (pull request 34014), in 0.19
         # (vllm-ascend, pull request 7307).
-        families={
-            "independent": "",
-            "eagle3": "",
-            "eagle": "",
-            "mtp": "",
-            "medusa": "",
-            "ngram": "",
-            "suffix": "0.12",
-            "peagle": "0.16",
-            "pard": "0.16",
-            "dflash": "0.19",
-        },
+        families=_since(
+            "independent eagle3 eagle mtp medusa ngram",
+            **{"suffix": "0.12", "peagle": "0.16", "pard": "0.16", "dflash": "0.19"},
+        ),
         schedule_doubt=(
             "num_speculative_tokens_per_batch_size counts prefills in the batch, runs the drafter"
             " at 0 too, and has been seen to collapse under load (vLLM issue 49548): measure it"
@@ -280,7 +277,7 @@ _ROWS: Final = (
         batches=True,  # continuous batching; it has neither synthetic acceptance nor a schedule
         # prompt lookup runs, but reports no rounds (extended_perf_metrics is None)
         confirms=("independent", "eagle3"),
-        families={"independent": "", "eagle3": "", "dflash": "", "ngram": ""},  # prompt_lookup=True
+        families=_since("independent eagle3 dflash ngram"),  # prompt_lookup=True
         shortest_ngram=1,
         head_limits={"eagle3": (1, 3)},
     ),
@@ -295,14 +292,7 @@ _ROWS: Final = (
         export="archsearch.export.engines:sglang",
         # --speculative-algorithm STANDALONE, EAGLE3, EAGLE, NEXTN, NGRAM, DFLASH; no P-EAGLE or
         # PARD found
-        families={
-            "independent": "",
-            "eagle3": "",
-            "eagle": "",
-            "mtp": "",
-            "ngram": "",
-            "dflash": "0.5.9",
-        },
+        families=_since("independent eagle3 eagle mtp ngram", dflash="0.5.9"),
     ),
     EngineFacts(
         name="tensorrt-llm",
@@ -318,14 +308,7 @@ _ROWS: Final = (
         sharded_draft=True,
         export="archsearch.export.engines:tensorrt_llm",
         # DraftTarget-, Eagle3-, MTP-, NGram-, PARD-, DFlashDecodingConfig
-        families={
-            "independent": "",
-            "eagle3": "",
-            "mtp": "",
-            "ngram": "",
-            "pard": "1.3",
-            "dflash": "1.3",
-        },
+        families=_since("independent eagle3 mtp ngram", pard="1.3", dflash="1.3"),
     ),
     EngineFacts(
         name="llama.cpp",
@@ -341,14 +324,8 @@ _ROWS: Final = (
         drops_unsure=True,  # --spec-draft-p-min
         export="archsearch.export.engines:llama_cpp",
         gguf=True,
-        families={
-            "independent": "",
-            "eagle3": "",
-            "dflash": "",
-            "mtp": "",
-            "ngram": "",
-            "chain": "",
-        },  # --spec-type draft-*, ngram-*, several with commas
+        # --spec-type draft-*, ngram-*, several with commas
+        families=_since("independent eagle3 dflash mtp ngram chain"),
         head_limits={"eagle3": (1, None)},
     ),
     EngineFacts(
@@ -362,8 +339,8 @@ _ROWS: Final = (
     ),
 )
 
-ENGINES: Final[dict[str, EngineFacts]] = {row.name: row for row in _ROWS}
-"""The engines by name. A new engine is one row here, and the code that its paths name."""
+ENGINES: Final = {row.name: row for row in _ROWS}
+"""The engines by name; docs/engines.md says how to add one."""
 
 
 def engine_facts(name: str | None) -> EngineFacts:

@@ -114,10 +114,9 @@ def from_data(kind: Callable[..., _T], data: Any, *, known_only: bool = False) -
     where `known_only`."""
     try:
         fields = _is_record(kind) and kind is not Estimate
-        made: _T = _of_fields(kind, data, known_only) if fields else _decode(kind, data)
+        return _of_fields(kind, data, known_only) if fields else _decode(kind, data)
     except WRONG_SHAPE as error:
         raise Misfit.at("", error) from error
-    return made
 
 
 def save(path: Path, record: object) -> None:
@@ -133,7 +132,7 @@ def load(path: Path, what: str, kind: Callable[..., _T]) -> _T | None:
     try:
         data = files.read_json(path, what)
         function = isinstance(kind, types.MethodType | types.FunctionType)
-        made: _T = kind(data) if function else _decode(kind, data)
+        return kind(data) if function else _decode(kind, data)
     except ArchsearchError as error:
         if str(path) in str(error):
             raise
@@ -142,7 +141,6 @@ def load(path: Path, what: str, kind: Callable[..., _T]) -> _T | None:
     except WRONG_SHAPE as error:
         words = f"{type(error).__name__}: {error}"
         raise ArchsearchError(f"{what} {path} is not what archsearch writes ({words})") from error
-    return made
 
 
 def load_or_note(path: Path, what: str, kind: Callable[..., _T], problems: list[str]) -> _T | None:

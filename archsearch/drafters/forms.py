@@ -16,16 +16,10 @@ from archsearch.schedule import Ranges, largest_gamma
 
 # vllm/config/speculative.py of 0.32: `method`, and what else the family needs.
 VLLM: Final[Mapping[str, Mapping[str, object]]] = {
+    **{name: {"method": name} for name in "eagle3 eagle mtp dflash medusa ngram suffix".split()},
     "independent": {"method": "draft_model"},
     "pard": {"method": "draft_model", "parallel_drafting": True},
-    "eagle3": {"method": "eagle3"},
     "peagle": {"method": "eagle3", "parallel_drafting": True},
-    "eagle": {"method": "eagle"},
-    "mtp": {"method": "mtp"},
-    "dflash": {"method": "dflash"},
-    "medusa": {"method": "medusa"},
-    "ngram": {"method": "ngram"},
-    "suffix": {"method": "suffix"},
 }
 TRANSFORMER_FIELDS: Final = (
     "model_type hidden_size intermediate_size num_hidden_layers num_attention_heads"

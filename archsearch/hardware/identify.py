@@ -521,7 +521,7 @@ def how_to_add(gpu: VisibleGpu) -> str:
     """What to write where, so that archsearch knows `gpu`: half a sentence."""
     known = {device.name: device.key for device in devices().values()}
     (nearest,) = difflib.get_close_matches(gpu.name, known, n=1, cutoff=0.0)
-    key = re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-")
+    key = _slug(gpu.name)
     return (
         f"write devices/{key}.yaml in this folder (a copy of"
         f" hardware/devices/{known[nearest]}.yaml of the package) with key: {key}, name:"
