@@ -44,9 +44,11 @@ class Divergence:
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """training.json (docs/files.md): how long a draft was trained (seconds, tokens with prompts)
-    and on what. `record`: the whole file, which export copies; `kept`: the look whose weights
-    stayed; None, "" where the file does not say."""
+    """training.json: how long a draft was trained (seconds, tokens with prompts) and on what.
+    `record`: the whole file, which export copies; `looks`: its learning curve; `kept`: the look
+    whose weights stayed, `stopped`: why training ended before its time, `distinct_tokens`: that the
+    target wrote for it, `taken_from`: the folder of another trainer; None, "" where the file does
+    not say."""
 
     architecture: Architecture
     tokens: int

@@ -148,9 +148,13 @@ class Paced:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfirmedGamma(Judged, Paced):
-    """One gamma of confirmed.json, whose fields docs/files.md explains. `..._at_measured_tau`: with
-    the tau that the engine counted, which leaves the error of the times; `predicted_round_s` holds
-    `overhead_s`; `slowdown` is taken out of the measured times of `error_by_term`."""
+    """One gamma of confirmed.json. `predicted`: the score that stood beside it, with the tau of
+    held-out text; `..._at_measured_tau`: with the one that the engine counted, which leaves the
+    error of the times; `predicted_round_s` holds `overhead_s`, what the engine adds; `context`:
+    tokens in the KV cache in mid-answer; `slowdown`: of the machine against the profile, taken out
+    of the measured times of `error_by_term`; `draft_dtype`: of the draft, where it was another than
+    the target's; `latency`: where predicted times come from; `stops_below`: the probability below
+    which the draft stops, 0 for never."""
 
     predicted: Score | None = None
     predicted_at_measured_tau: float | None = None
@@ -174,9 +178,11 @@ class ConfirmedGamma(Judged, Paced):
 
 @dataclass(frozen=True, kw_only=True)
 class Confirmed(ConfirmedGamma):
-    """confirmed.json: its best gamma, and the `other_gammas` that ran. `stopping`: the same draft
-    when it stops where unsure, where that gains by replay (by the share `stopping_gain` over its
-    best gamma); else None."""
+    """confirmed.json: its best gamma, and the `other_gammas` that ran. `prompts_seen`: why the
+    prompts are not unseen ones; `prompts_file`: where they are not the run's held-out ones;
+    `kept_earlier`: which earlier confirmation keeps its place.
+    `stopping`: the same draft when it stops where unsure, where that gains by replay (by the share
+    `stopping_gain` over its best gamma); else None."""
 
     rank: int | None = None
     prompts_seen: str | None = None
@@ -287,8 +293,13 @@ class ErrorSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadRecord(Paced):
-    """load-<engine>.json (docs/files.md). `alpha`: what acceptance was predicted from, where the
-    file says it; `schedule`: None where none was run."""
+    """load-<engine>.json.
+
+    `synthetic`: draft tokens were accepted by chance, at `asked_acceptance_by_position`; `alpha`:
+    what acceptance was predicted from, where the file says it; `context`, `slowdown`, `latency`: as
+    of `ConfirmedGamma`; `baseline`: the target alone at each concurrency; `schedule`: None where
+    none was run; `seconds`: what all of it took.
+    """
 
     engine: str
     engine_version: str = ""

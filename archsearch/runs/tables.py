@@ -99,10 +99,14 @@ class Bar:
 
 @dataclass(frozen=True)
 class Curves:
-    """curves.json (docs/files.md). `state`: what the scores were when this was worked out; `at`:
-    batch size, context and gamma of the bars `passes`, `layers` and `rounds`, draft beside target;
-    `longest`: by rank, what a context is to be cut to where memory holds less than the models could
-    take; `notes`: what is missing, and why."""
+    """All of one run.
+
+    `state`: what the scores were when this was worked out; `at`: batch size, context and gamma of
+    the bars; `sweeps`: by what is swept; `passes`, `layers`, `rounds`: bars, draft beside target;
+    `rivals`: what the first rank wins by; `groups`: ranks that the error bars cannot tell apart,
+    the best first; `longest`: by rank what a context is to be cut to where memory holds less than
+    the models could take; `notes`: what is missing, and why.
+    """
 
     state: str
     at: Mapping[str, int]
@@ -371,8 +375,14 @@ class TextStand:
 
 @dataclass(frozen=True, slots=True)
 class TextVerdict:
-    """What the text of a run decides (docs/files.md). `asked`: prompts to train on, answered or
-    not; `learnt`: None where the text is learnt in full; `more`: None where no curve shows it."""
+    """What the text of a run decides.
+
+    `label`: of the draft; `asked`: prompts to train on, answered or not; `now`: what the draft
+    reached; `learnt`: what its text would bring were it learnt in full, None where it is; `more`:
+    what more prompts of the kind would bring, None where no curve shows it; `narrow`: the category
+    whose alpha is well above that of all, "" for none; `faults`: what is wrong with prompts or
+    answers.
+    """
 
     label: str
     asked: int
