@@ -342,7 +342,7 @@ def _planned(
     flight = asked.session.scorer.workload.batch_size
     usual = usual_batches(scorer, device)
     sizes = sorted({1, *(batch_sizes or usual)})  # a schedule begins at batch size 1
-    if flight <= sizes[-1]:
+    if flight <= sizes[-1] or scorer.latency.largest_batch is None:
         sizes = sorted({*sizes, flight})
     points = schedule_points(scorer, *draft, device, sizes)
     known = {point.batch_size: point for point in points}
