@@ -27,12 +27,7 @@ from archsearch.models.files import has_tokenizer, has_weights, is_gguf
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.paths import cache_dir
 from archsearch.pipeline.latency import choose_latency, served_target
-from archsearch.pipeline.untrained import (
-    Untrained,
-    exit_shape,
-    lookup_figures,
-    untrained,
-)
+from archsearch.pipeline.untrained import Untrained, exit_shape, lookup_figures, untrained
 from archsearch.progress import ProgressLine
 from archsearch.records import WRONG_SHAPE, save
 from archsearch.report.terminal.acceptance import (
@@ -244,7 +239,6 @@ def measure_untrained(
 
 
 def _exit(trace: Trace, layer: int, scorer: Scorer | None) -> Measured:
-    """What leaving the target after a layer does, with its best gamma where it is priced."""
     found = measured(trace)
     if scorer is None:
         return found

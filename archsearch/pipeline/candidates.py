@@ -60,16 +60,6 @@ def copy_draft(source: Path, destination: Path, gamma: int) -> None:
     write_json(path, {**current, **gamma_settings(gamma)})
 
 
-def serving_ranks(run: Run) -> int:
-    """Devices the target is served on: as asked, else the fewest that hold it."""
-    asked = run.arguments.get("tensor_parallel")
-    if asked:
-        return int(asked)
-    if run.on_cpu:
-        return 1
-    return SearchSession.reopen(run.path).scorer.workload.tensor_parallel
-
-
 def write_report(run: Run, session: SearchSession | None = None) -> Path:
     """report.html of a run, and curves.json, which it draws, where its scores have changed.
     `session`: the run's own, where there is one at hand."""

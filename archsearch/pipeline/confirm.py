@@ -88,7 +88,6 @@ USUAL_COUNT: Final = 24  # prompts
 
 
 def _check_rank(bench: Bench, score: Score) -> None:
-    """Raise ArchsearchError where a rank's family is confirmed by its name."""
     able = engines_that(lambda row: score.family in row.confirms)
     engine = bench.name if bench.name in able else next(iter(able), bench.name)
     check_independent(score, "confirm", bench.session.run.path, f" --engine {engine}")
@@ -96,8 +95,6 @@ def _check_rank(bench: Bench, score: Score) -> None:
 
 @dataclass(frozen=True)
 class _Case:
-    """A candidate, the engine that it runs in, and what predicts it there."""
-
     bench: Bench
     score: Score
     folder: Path
@@ -130,18 +127,23 @@ class _Case:
         return self.bench.dtype
 
     def file(self, name: str, **words: str) -> Path:
-        """A file of the candidate about this engine."""
         return self.folder / name.format(engine=self.bench.file_name, **words)
 
 
 @dataclass(frozen=True)
 class _Beside:
-    """What was predicted of a round, and of the same with the tau that the engine counted."""
+    """What was predicted of a round, of the same with the tau that the engine counted, and what the
+    engine adds to it."""
 
     score: Score
     at_measured_tau: float
     overhead_s: Estimate
-    terms: RoundTerms
+
+    @property
+    def terms(self) -> RoundTerms:
+        score = self.score
+        times = (score.decode_s, score.draft_s, score.verify_s, self.overhead_s)
+        return RoundTerms(score.tau.value, *(each.value for each in times))
 
     @classmethod
     def of(
@@ -157,14 +159,7 @@ class _Beside:
             local.measured(shape, alpha, {gamma: tau}, gammas=[gamma]) for tau in taus
         )
         overhead = local.latency.round(local.target, shape, local.workload, gamma).overhead_s
-        return cls.at(score, counted.speedup.value, overhead)
-
-    @classmethod
-    def at(cls, score: Score, at_measured_tau: float, overhead: Estimate) -> _Beside:
-        """With what the engine adds to a round."""
-        times = (score.decode_s, score.draft_s, score.verify_s, overhead)
-        terms = RoundTerms(score.tau.value, *(each.value for each in times))
-        return cls(score, at_measured_tau, overhead, terms)
+        return cls(score, counted.speedup.value, overhead)
 
     def error_by_term(
         self, measured: RoundTerms | None, slowdown: float | None
@@ -242,8 +237,8 @@ def confirm_rank(
         added = replace(score.round_s, value=score.round_s.value - passes)
         tau = stopped.tokens_per_step or stopped.tau.value  # predicted is of all passes
         counted = score.speedup.value * tau / score.tau.value
-        own_beside = _Beside.at(score, counted, added)
-        unsure = _by_prompt(case, own_beside, stopped, context, slowdown, stops.rule.least)
+        stopping = _Beside(score, counted, added)
+        unsure = _by_prompt(case, stopping, stopped, context, slowdown, stops.rule.least)
         gain = stops.gain(replays.fixed)
     best = max(rows, key=lambda row: row.speedup.value)
     result = Confirmed(
@@ -614,26 +609,22 @@ def _load_row(
     slowdown: float | None,
 ) -> LoadRow:
     """Predicted beside measured of one variant at the scorer's batch size."""
-    number = local.workload.batch_size
+    number, more = local.workload.batch_size, dict[str, Any]()
     found, alone = results[variant.name, number], results[ALONE, number]
-
-    def row(predicted: Estimate, **more: Any) -> LoadRow:
-        return LoadRow(
-            **vars(found),
-            baseline_tokens_per_s=alone.tokens_per_s,
-            decode_s=alone.step_s,
-            predicted_speedup=predicted,
-            relative_error=predicted.value / found.gain.value - 1.0,
-            **more,
-        )
-
-    if not found.gamma:  # the schedule is off here: what is left of the draft is its idle pass
-        return row(speedup_when_off(local, shape))
-    taus = (known.tau(variant, found.gamma), Estimate(found.tau, 0.0, "measured"))
-    beside = _Beside.of(local, shape, found.gamma, known.alpha, taus)
-    terms = found.round_terms(found.tau, alone.step_s, found.target_s)
-    return row(
-        beside.score.speedup,
-        relative_error_at_measured_tau=beside.at_measured_tau / found.gain.value - 1.0,
-        error_by_term=beside.error_by_term(terms, slowdown),
+    if found.gamma:
+        taus = (known.tau(variant, found.gamma), Estimate(found.tau, 0.0, "measured"))
+        beside = _Beside.of(local, shape, found.gamma, known.alpha, taus)
+        predicted = beside.score.speedup
+        terms = found.round_terms(found.tau, alone.step_s, found.target_s)
+        more["error_by_term"] = beside.error_by_term(terms, slowdown)
+        more["relative_error_at_measured_tau"] = beside.at_measured_tau / found.gain.value - 1.0
+    else:  # the schedule is off here: what is left of the draft is its idle pass
+        predicted = speedup_when_off(local, shape)
+    return LoadRow(
+        **vars(found),
+        baseline_tokens_per_s=alone.tokens_per_s,
+        decode_s=alone.step_s,
+        predicted_speedup=predicted,
+        relative_error=predicted.value / found.gain.value - 1.0,
+        **more,
     )

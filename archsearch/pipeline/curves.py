@@ -22,7 +22,6 @@ from archsearch.hardware.device import Device
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.pipeline.estimate import EstimateRequest, Priced, price_drafts
-from archsearch.pipeline.rounds_explained import served_by
 from archsearch.pipeline.schedule import acceptance_of, usual_batches
 from archsearch.pipeline.serving import check_batch
 from archsearch.pipeline.session import SearchSession
@@ -80,7 +79,7 @@ def _swept_draft(item: Priced, sweep: Sweep) -> DraftCurve:
         )
     longest = sweep.values[-1] if sweep.axis == "context" else scorer.workload.context_len
     memory = _memory(item, int(longest))
-    return DraftCurve(item.entry.draft, served_by(item.source), tuple(notes), memory, found)
+    return DraftCurve(item.entry.draft, item.source.by, tuple(notes), memory, found)
 
 
 def _memory(item: Priced, context: int) -> Memory | None:

@@ -135,15 +135,14 @@ def _known(gpu: VisibleGpu) -> Device | None:
 
 
 def _profiles() -> Iterator[Finding]:
-    yield _profile_of(identify_cpu(), "archsearch profile --gpu cpu")
-    known = [device.key for gpu in visible_gpus() if (device := _known(gpu)) is not None]
-    for key in dict.fromkeys(known):
-        yield _profile_of(devices()[key], f"archsearch profile --gpu {key}")
+    there = [identify_cpu(), *filter(None, map(_known, visible_gpus()))]
+    yield from map(_profile_of, {device.key: device for device in there}.values())
 
 
-def _profile_of(device: Device, command: str) -> Finding:
+def _profile_of(device: Device) -> Finding:
     """Whether a device was profiled, by whom, with which software, and whether the profile was ever
     checked."""
+    command = f"archsearch profile --gpu {'cpu' if device.kind == 'cpu' else device.key}"
     found = profiles_of(device.key)
     if not found:
         text = f"{device.key} has no profile; latencies would be guessed or refused"

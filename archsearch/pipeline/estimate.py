@@ -30,13 +30,7 @@ from archsearch.models.targets import NamedDrafter, TargetRef, resolve_drafter, 
 from archsearch.needs import Needs, TrainingBudget
 from archsearch.pipeline.families import kind_of
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, served_target
-from archsearch.pipeline.rounds_explained import (
-    difference,
-    free_layers,
-    served_by,
-    too_long,
-    warnings_of,
-)
+from archsearch.pipeline.rounds_explained import difference, free_layers, too_long, warnings_of
 from archsearch.pipeline.serving import (
     ANSWER,
     check_batch,
@@ -173,7 +167,7 @@ def estimate_drafts(request: EstimateRequest) -> Estimated:
     }
     return Estimated(
         **vars(asked),
-        by=served_by(best.source),
+        by=best.source.by,
         drafts=tuple(replace(item.entry, group=group_of[id(item)]) for item in priced),
         mix=request.mix,
         differences=_differences(priced),
@@ -268,7 +262,7 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
             asked = replace(asked, dtype=ref.dtype_in(facts.gguf))
         source, workload = choose_latency(asked, ref.architecture, kind)
         if mix is not None:
-            check_batch(engine_facts(source.engine), source.device, mix.in_flight)
+            check_batch(facts, source.device, mix.in_flight)
         if any(each.drafter.rounds != kind for each in named):  # each draft has its own way then
             words = served_words(source.engine, source.rounds, source.device, how=False)
             source = replace(source, served=words)

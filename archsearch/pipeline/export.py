@@ -24,7 +24,6 @@ from archsearch.export.folder import export
 from archsearch.models.files import has_tokenizer, head_family_of
 from archsearch.models.gguf_file import read_gguf
 from archsearch.models.targets import resolve_drafter, resolve_target
-from archsearch.pipeline.candidates import serving_ranks
 from archsearch.pipeline.families import INDEPENDENT, check_independent
 from archsearch.pipeline.heads import served_gamma
 from archsearch.pipeline.session import SearchSession
@@ -137,11 +136,13 @@ def _beside_target(
     if asks:
         with suppress(MissingDataError):  # engines then take the target's own
             tokenizer = load_tokenizer(ref)
+    # as asked, else the fewest that hold the target
+    ranks = int(run.arguments.get("tensor_parallel") or run.on_cpu)
     return replace(
         draft,
         target=ExportTarget(ref.place or ref.name, tokenizer, file),
         dtype=run.dtype or "bfloat16",
-        tensor_parallel=serving_ranks(run),
+        tensor_parallel=ranks or SearchSession.reopen(run.path).scorer.workload.tensor_parallel,
         longest=longest_of(run.path, draft.record.score.rank if draft.record.score else None),
         gguf_dtype=draft_dtype or run.draft_dtype or draft.gguf_dtype,
         **run.priced_as,

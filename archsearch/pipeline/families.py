@@ -5,9 +5,10 @@ the first layers of the target."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from archsearch.acceptance.estimator import (
     Acceptance,
@@ -153,9 +154,9 @@ def family_rows(ranked: Sequence[Score]) -> list[RankedFamily]:
     """The best of each family, with what it takes to have it."""
     found = []
     for score in best_of_each(ranked):
-        needs = score.needs
-        trains = score.proposer.trains if needs is None else needs.kind == "training"
-        found.append(RankedFamily.of(score, needs=needs, trains=trains))
+        kind = score.needs_kind
+        trains = kind == "training" if kind else score.proposer.trains
+        found.append(RankedFamily.of(score, needs=score.needs, trains=trains))
     return found
 
 
@@ -236,13 +237,12 @@ def alternatives(session: SearchSession) -> list[Alternative]:
     """Those of the families that are searched, that the engine runs and that keep the limits; best
     first."""
     names, scorer, target = session.families.names, session.scorer, session.target
-    exist = []
+    exist: list[Alternative] = []
     reach = reach_of(session.request.asked, session.request.mix)
     for found in found_for(target.name, target.architecture, names, reach):
         context = published_context(scorer.context, found, target)
-        if (score := _score(session, scorer, found.drafter, context)) is not None:
-            score = replace(score, needs=Needs("exists", found.row.hub_id))
-            exist.append(Alternative(score, context))
+        needs = Needs("exists", found.row.hub_id)
+        exist += _scored(session, scorer, found.drafter, context, needs=needs)
     own = [each for each in exist if each.score.family == INDEPENDENT]
     trained = [] if isinstance(scorer.acceptance, GivenAcceptance) else _trained(session, own)
     return sorted([*exist, *trained], key=lambda each: -each.score.ranked_by)
@@ -276,40 +276,38 @@ def _trained(session: SearchSession, siblings: Sequence[Alternative]) -> list[Al
     scorer, budget = session.scorer, session.scorer.context.budget
     if budget is None or INDEPENDENT not in session.families.names:
         return []
-    found = []
-    usual = replace(scorer.context, budget=None)
+    found: list[Alternative] = []
     best = max(siblings, key=lambda each: each.score.ranked_by, default=None)
     if best is not None and best.context.training == "shared" and best.score.needs is not None:
         drafter, hub_id = best.score.proposer, best.score.needs.hub_id or ""
         tuned = scorer.with_acceptance(_Tuned(scorer.acceptance), best.context)
-        score = _score(session, tuned, drafter, best.context)
-        if score is not None:
-            needs = replace(budget.cost(drafter.training_parameters, TUNING_TOKENS), init=hub_id)
-            score = replace(score, needs=needs, assumed=TUNED)
-            found.append(Alternative(score, best.context))
+        needs = replace(budget.cost(drafter.training_parameters, TUNING_TOKENS), init=hub_id)
+        found += _scored(session, tuned, drafter, best.context, needs=needs, assumed=TUNED)
     target = session.target.architecture
     if not target.num_experts:
         # A parent that lends its layers, and what they learn after, in tokens from scratch.
         learnt = PARENT_WORTH * tokens_behind(target) + DISTILLED_WORTH * PRUNING_TOKENS
         first = Independent.usual(target)
-        context = replace(usual, training="shared", pretrain_tokens=learnt)
-        needs = budget.cost(first.training_parameters, PRUNING_TOKENS)
-        if (score := _score(session, scorer, first, context)) is not None:
-            layers = first.architecture.num_hidden_layers
-            needs = replace(needs, init=f"the target's first {layers} layers")
-            found.append(Alternative(replace(score, needs=needs, assumed=CUT), context))
+        context = replace(scorer.context, budget=None, training="shared", pretrain_tokens=learnt)
+        init = f"the target's first {first.architecture.num_hidden_layers} layers"
+        needs = replace(budget.cost(first.training_parameters, PRUNING_TOKENS), init=init)
+        found += _scored(session, scorer, first, context, needs=needs, assumed=CUT)
     return found
 
 
-def _score(
-    session: SearchSession, scorer: Scorer, drafter: Drafter, context: AcceptanceContext
-) -> Score | None:
-    """The score in a context; None where the engine does not run it or it is over a limit."""
+def _scored(
+    session: SearchSession,
+    scorer: Scorer,
+    drafter: Drafter,
+    context: AcceptanceContext,
+    **known: Any,
+) -> list[Alternative]:
+    """The drafter scored in a context, with fields that are `known`; [] where the engine does not
+    run it or it is over a limit."""
     facts, source = engine_facts(session.request.engine), session.source
-    try:
+    with suppress(ArchsearchError):  # cannot be sharded, drafts no gamma that is asked for
         facts.check_drafter(drafter, shared_by(scorer.workload), source.version)
-        if any(over > 0 for over in scorer.constraints(drafter).values()):
-            return None
-        return scorer.with_acceptance(scorer.acceptance, context)(drafter)
-    except ArchsearchError:  # cannot be sharded, drafts no gamma that is asked for
-        return None
+        if all(over <= 0 for over in scorer.constraints(drafter).values()):
+            score = scorer.with_acceptance(scorer.acceptance, context)(drafter)
+            return [Alternative(replace(score, **known), context)]
+    return []

@@ -168,18 +168,15 @@ def write_family_table(
         score = replace(draft.score(scorer), rank=ranks.get(draft.architecture))
         record = read_training(draft.folder)  # None: weights that were put there
         seconds = record.seconds if record is not None else 0.0
-        own = FamilyRow.of(score, measured_on=tokens, seconds=seconds)
-        chains: list[FamilyRow] = []
+        found.append(FamilyRow.of(score, measured_on=tokens, seconds=seconds))
         if scorer.workload.batch_size == 1:  # chains run one request at a time
             with suppress(ArchsearchError):  # none can be replayed, nothing repeats
                 replays = Replays.of(scorer, engine, draft, trainer)
-                own = replace(own, note=replays.stopping_words())
+                found[0] = replace(found[0], note=replays.stopping_words())
                 best = replays.chain()
                 score, note = replays.score(best), replays.words(best)
-                chains = [  # its training is its draft's
-                    FamilyRow.of(score, measured_on=tokens, seconds=seconds, note=note)
-                ]
-        found += [own, *chains]
+                # its training is its draft's
+                found.append(FamilyRow.of(score, measured_on=tokens, seconds=seconds, note=note))
     for name in trained_heads(run.path):
         head, lacks = load_head(head_folder(run.path, name)), _lacks(session, name)
         found.append(

@@ -18,10 +18,10 @@ from archsearch.architecture.hf_config import to_hf_config
 from archsearch.capacity import memory_bytes, usable_bytes
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import (
-    EngineFacts,
     engine_facts,
     engine_title,
     engines_that,
+    names_of,
     runnable_engine,
 )
 from archsearch.engines import registry
@@ -75,9 +75,6 @@ def check_choice(
     """Raise ArchsearchError, before anything is loaded, for an engine that is not there or cannot
     do what is asked."""
 
-    def able(has: Callable[[EngineFacts], bool]) -> str:
-        return " or ".join(engines_that(has))
-
     facts = runnable_engine(name)
     if choice.server_url is not None:
         if not facts.server:
@@ -100,23 +97,23 @@ def check_choice(
     if concurrency > 1 and not facts.batches:
         raise ArchsearchError(
             f"{name} runs one request at a time, so {concurrency} in flight cannot be confirmed in"
-            f" it; use --concurrency 1, or --engine {able(lambda row: row.batches)}"
+            f" it; use --concurrency 1, or --engine {names_of(lambda row: row.batches)}"
         )
     if schedule and not facts.schedules:
         raise ArchsearchError(
             f"{name} takes one gamma for all batch sizes; use --engine"
-            f" {able(lambda row: row.schedules)} for --schedule"
+            f" {names_of(lambda row: row.schedules)} for --schedule"
         )
     if synthetic and not facts.synthesises:
         raise ArchsearchError(
             f"{name} cannot accept by chance, which a draft without weights needs; train the draft"
-            f" first, or use --engine {able(lambda row: row.synthesises)} with --synthetic"
+            f" first, or use --engine {names_of(lambda row: row.synthesises)} with --synthetic"
         )
     for option, given in (("engine-path", choice.path), ("draft-dtype", choice.draft_dtype)):
         if given is not None and not facts.gguf:
             raise ArchsearchError(
-                f"--{option} is for --engine {able(lambda row: row.gguf)}, not for {name}; leave it"
-                " out"
+                f"--{option} is for --engine {names_of(lambda row: row.gguf)}, not for {name};"
+                " leave it out"
             )
     check_written(choice.draft_dtype or "float16")
     if choice.path is None:
@@ -422,10 +419,15 @@ def random_draft(arch: Architecture, dtype: str, base: Path, *, load: bool = Fal
 
     if load:
         return build_draft(arch, dtype)
-    folder = base / arch.label().replace(" ", "_").replace("/", "-")
+    folder = shape_folder(arch, base)
     if not has_weights(folder):  # weights are written last
         save_draft(build_draft(arch, dtype), folder)
     return folder
+
+
+def shape_folder(arch: Architecture, base: Path) -> Path:
+    """Where a shape's files lie under `base`."""
+    return base / arch.label().replace(" ", "_").replace("/", "-")
 
 
 def write_shape(arch: Architecture, folder: Path) -> Path:
@@ -448,7 +450,7 @@ def can_run(name: str, ref: TargetRef) -> bool:
             return False
         raise MissingDataError(
             f"target {ref.name!r} has no weights here and {name} needs them; give a folder that has"
-            f" them, or use --engine {' or '.join(engines_that(lambda row: row.dummy_weights))},"
+            f" them, or use --engine {names_of(lambda row: row.dummy_weights)},"
             " which makes them up"
         ) from error
     return True

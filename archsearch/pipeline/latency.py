@@ -42,6 +42,7 @@ from archsearch.pipeline.serving import (
 )
 from archsearch.profiles import Profile, cpu_stack, draft_step_errors, find_profile, profiles_of
 from archsearch.records import as_data
+from archsearch.report.phrases import ServedBy
 from archsearch.speedup import tau
 from archsearch.threads import DEFAULT
 from archsearch.workload import (
@@ -82,6 +83,12 @@ class LatencySource:
     version: str | None = None
     served: str = ""
 
+    @property
+    def by(self) -> ServedBy:
+        """The same as answers show it."""
+        how = self.rounds.costs.title if self.rounds is not None else None
+        return ServedBy(self.engine, self.version, how, self.served)
+
 
 def fitting_ranks(device: Device, target: Architecture, workload: Workload) -> int:
     """The fewest devices (1, 2, 4, 8) of a machine that hold the target with a tenth of their
@@ -90,7 +97,7 @@ def fitting_ranks(device: Device, target: Architecture, workload: Workload) -> i
     Raises ArchsearchError where not even all do.
     """
     usable, most = usable_bytes(device, workload), device.per_machine or RANKS[-1]
-    for ranks in (ranks for ranks in RANKS if ranks <= most):
+    for ranks in (each for each in RANKS if each <= most):
         shared = replace(workload, tensor_parallel=ranks)
         try:
             needed = memory_bytes(target, None, shared).total_bytes
@@ -370,26 +377,14 @@ def _profiled(
     best = fastest_dtype(
         step_s, lambda name, gamma: models[name].verify_s(target, workloads[name], gamma).value
     )
-    first = min(step_s, key=step_s.__getitem__)
-    slower = (
-        ""
-        if first == best
-        else f"; alone the target decodes {step_s[best] / step_s[first] - 1:.1%} faster in {first}"
-    )
-    return LatencySource(
-        models[best],
-        device,
-        best,
-        mode,
-        device.threads,
-        _about(models[best]),
-        _words(models[best], device)
-        + slower
-        + kernel_words(models[best].tables, target, best)
-        + _engine_words(models[best], device, engine),
-        engine,
-        models[best].rounds,
-    )
+    first, model = min(step_s, key=step_s.__getitem__), models[best]
+    words = _words(model, device)
+    if first != best:
+        faster = step_s[best] / step_s[first] - 1
+        words += f"; alone the target decodes {faster:.1%} faster in {first}"
+    words += kernel_words(model.tables, target, best) + _engine_words(model, device, engine)
+    about, threads = _about(model), device.threads
+    return LatencySource(model, device, best, mode, threads, about, words, engine, model.rounds)
 
 
 def engine_tables(

@@ -12,7 +12,7 @@ from archsearch.engine_rounds import EngineRounds
 from archsearch.pipeline.latency import LatencySource
 from archsearch.pipeline.schedule import scored_by
 from archsearch.report.answer import Remedied
-from archsearch.report.phrases import ServedBy, host_words, launches
+from archsearch.report.phrases import host_words, launches
 from archsearch.report.terminal.estimate import Difference
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import error_by_term
@@ -25,12 +25,6 @@ def free_layers(scorer: Scorer, score: Score) -> float | None:
     """The latency's `free_layers` of a score; None also where layers cost the host nothing."""
     free = scorer.latency.free_layers(scorer.target, score.proposer, scorer.workload, score.gamma)
     return None if free is None or math.isinf(free) else free
-
-
-def served_by(source: LatencySource) -> ServedBy:
-    """Who serves."""
-    how = source.rounds.costs.title if source.rounds is not None else None
-    return ServedBy(source.engine, source.version, how, source.served)
 
 
 def warnings_of(source: LatencySource, priced: Sequence[tuple[str, Scorer, Score]]) -> list[str]:

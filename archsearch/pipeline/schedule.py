@@ -3,7 +3,7 @@ in flight."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,7 @@ from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.forms import vllm_drafter_config
 from archsearch.drafts.heads import run_head
 from archsearch.drafts.records import load_trained
-from archsearch.engine_facts import engine_facts, engine_title, shared_by
+from archsearch.engine_facts import engine_facts, shared_by
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.export.engines import schedule_words
@@ -107,7 +107,7 @@ def schedule_points(
     alpha: Estimate,
     taus: dict[int, Estimate],
     device: Device,
-    batch_sizes: Sequence[int] = BATCH_SIZES,
+    batch_sizes: Iterable[int] = BATCH_SIZES,
 ) -> list[SchedulePoint]:
     """The best gamma at each batch size that fits the device's memory, ascending.
 
@@ -316,7 +316,7 @@ class _Asked:
     ) -> Scheduled:
         """The schedule of a draft (with its alpha, and tau by gamma), written to `folder`, and what
         the command says of it."""
-        schedule, note = _planned(self, draft, batch_sizes)
+        schedule, note = self._planned(draft, batch_sizes)
         save(folder / SCHEDULE_FILE, schedule)
         return Scheduled(
             run=self.session.run.path,
@@ -328,43 +328,39 @@ class _Asked:
             **who,
         )
 
+    def _planned(
+        self, draft: tuple[Draft, Estimate, dict[int, Estimate]], batch_sizes: Sequence[int]
+    ) -> tuple[GammaSchedule, str]:
+        """The schedule, and what is to be noted of it."""
+        scorer, device, facts = self.scorer, self.session.source.device, engine_facts(self.engine)
+        one_by_one = device.kind == "gpu" and not facts.batches
+        if one_by_one:
+            check_batch(facts, device, max(batch_sizes, default=1))
+        flight = scorer.workload.batch_size
+        # a schedule begins at batch size 1
+        sizes = {1, *(batch_sizes or usual_batches(scorer, device))}
+        sizes |= {flight} if flight <= max(sizes) else set()
+        points = schedule_points(scorer, *draft, device, sizes)
+        known = {point.batch_size: point for point in points}
 
-def _planned(
-    asked: _Asked,
-    draft: tuple[Draft, Estimate, dict[int, Estimate]],
-    batch_sizes: Sequence[int],
-) -> tuple[GammaSchedule, str]:
-    """The schedule, and what is to be noted of it."""
-    scorer, device, facts = asked.scorer, asked.session.source.device, engine_facts(asked.engine)
-    one_by_one = device.kind == "gpu" and not facts.batches
-    if one_by_one:
-        check_batch(facts, device, max(batch_sizes, default=1))
-    flight = asked.session.scorer.workload.batch_size
-    usual = usual_batches(scorer, device)
-    sizes = sorted({1, *(batch_sizes or usual)})  # a schedule begins at batch size 1
-    if flight <= sizes[-1]:
-        sizes = sorted({*sizes, flight})
-    points = schedule_points(scorer, *draft, device, sizes)
-    known = {point.batch_size: point for point in points}
+        def gamma_of(batch: int) -> int:
+            known.setdefault(batch, schedule_point(scorer, *draft, batch))
+            return known[batch].gamma
 
-    def gamma_of(batch: int) -> int:
-        known.setdefault(batch, schedule_point(scorer, *draft, batch))
-        return known[batch].gamma
-
-    between = refined([(point.batch_size, point.gamma) for point in points], gamma_of)
-    chosen = merged([known[batch] for batch, _ in between], kept=flight)
-    most, largest = points[-1].batch_size, scorer.latency.largest_batch
-    note = f"{engine_title(asked.engine)} runs one request at a time." if one_by_one else ""
-    if most < sizes[-1]:
-        over = next(size for size in sizes if size > most)
-        note = f"At batch size {over} the KV caches do not fit {device.key}."
-    elif not batch_sizes and largest is not None:
-        note = (
-            f"Passes were measured up to batch size {largest}; above {most} nothing is predicted."
+        between = refined([(point.batch_size, point.gamma) for point in points], gamma_of)
+        chosen = merged([known[batch] for batch, _ in between], kept=flight)
+        most, largest = points[-1].batch_size, scorer.latency.largest_batch
+        note = f"{facts.title} runs one request at a time." if one_by_one else ""
+        if over := [size for size in sizes if size > most]:
+            note = f"At batch size {min(over)} the KV caches do not fit {device.key}."
+        elif not batch_sizes and largest is not None:
+            above = f"above {most} nothing is predicted"
+            note = f"Passes were measured up to batch size {largest}; {above}."
+        slow = ", ".join(
+            str(each.batch_size) for each in points if each.speedup and each.speedup.value < 1.0
         )
-    slow = [str(each.batch_size) for each in points if each.speedup and each.speedup.value < 1.0]
-    if slow:
-        listed = ", ".join(slow)
-        note = f"{note} Without the draft loaded a server is faster at batch size {listed}.".strip()
-    ranges = schedule_from_points(chosen)
-    return GammaSchedule(ranges, tuple(points), asked.engine, asked.words), note
+        if slow:
+            slow = f"Without the draft loaded a server is faster at batch size {slow}."
+        ranges = schedule_from_points(chosen)
+        schedule = GammaSchedule(ranges, tuple(points), self.engine, self.words)
+        return schedule, " ".join(filter(None, (note, slow)))

@@ -32,7 +32,6 @@ from archsearch.pipeline.climb.plan import (
     COMPARISON_COST,
     affordable_prompts,
     make_plan,
-    measured_draft,
     plan_text,
     summary,
     trial_rows,
@@ -51,13 +50,7 @@ from archsearch.pipeline.families import (
 from archsearch.pipeline.heads import head_rungs, keep_states, write_family_table
 from archsearch.pipeline.in_engine import EngineChoice
 from archsearch.pipeline.next_steps import next_steps
-from archsearch.pipeline.rounds_explained import (
-    free_layers,
-    remedied,
-    served_by,
-    too_long,
-    warnings_of,
-)
+from archsearch.pipeline.rounds_explained import free_layers, remedied, too_long, warnings_of
 from archsearch.pipeline.scoring import hopeless, none_within, score_spaces, write_pareto
 from archsearch.pipeline.session import SearchRequest, SearchSession
 from archsearch.pipeline.shared_work import Job, SharedWork
@@ -70,7 +63,14 @@ from archsearch.profiles import find_profile, list_profiles, profile_roots
 from archsearch.progress import ProgressLine, human_time, say
 from archsearch.records import as_data, save
 from archsearch.report.phrases import latency_warning, shell_path
-from archsearch.report.terminal.search import Brought, Climbed, Searched, Survey, SurveyRow
+from archsearch.report.terminal.search import (
+    Brought,
+    Climbed,
+    MeasuredDraft,
+    Searched,
+    Survey,
+    SurveyRow,
+)
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.lock import run_lock
 from archsearch.runs.run import RUNGS_FILE
@@ -182,9 +182,26 @@ def train_and_confirm(session: SearchSession, start: float) -> Searched:
         steps=state.steps,
         prompts=trainer.prompts.source,
         measured=tuple(
-            measured_draft(ascent.measured(draft), draft, coverage) for draft in trained
+            _measured(draft, ascent.measured(draft), coverage.share(draft.architecture.head_rows))
+            for draft in trained
         ),
         text=text,
+    )
+
+
+def _measured(draft: TrainedDraft, score: Score, coverage: float) -> MeasuredDraft:
+    shape = draft.architecture
+    return MeasuredDraft(
+        label=shape.label(),
+        shape=shape,
+        alpha=draft.alpha,
+        alpha_by_category=draft.alpha_by_category,
+        gamma=score.gamma,
+        tau=score.tau,
+        tau_by_gamma=draft.tau,
+        speedup=score.speedup,
+        coverage=coverage,
+        head_rows=shape.head_rows,
     )
 
 
@@ -215,7 +232,7 @@ def write_ranked(
     rest = sorted([*rest, *besides], key=lambda score: -score.ranked_by)
     everything = [*measured, *rest]
     chosen = everything[: max(session.request.top, len(trained))]
-    have = [score for score in besides if score.needs is not None and score.needs.kind == "exists"]
+    have = [score for score in besides if score.needs_kind == "exists"]
     for score in [*best_of_each(everything), *have[:EXISTING]]:  # however far behind
         chosen += [] if score in chosen else [score]
     others = sorted(
@@ -257,7 +274,7 @@ def outcome(
         run=session.run.path,
         target=session.target.name,
         device=source.device.key,
-        by=served_by(source),
+        by=source.by,
         free_layers=free_layers(scorer, ranked[0]) if ranked else None,
         warnings=(*too_long(scorer, reach), *unprofiled, *warnings_of(source, told)),
         latency=source.words,
@@ -429,8 +446,8 @@ def _brought(found: Searched) -> Brought:
     """What a row needs of a search's result."""
 
     def first(trains: bool) -> Score | None:
-        kinds = ((score, score.needs.kind if score.needs else "training") for score in found.best)
-        return next((score for score, kind in kinds if (kind == "training") == trains), None)
+        kinds = ((score, score.needs_kind in ("training", "")) for score in found.best)
+        return next((score for score, kind in kinds if kind == trains), None)
 
     return Brought(
         engine=found.by.served,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from archsearch.drafters.drafter import RoundKind
-from archsearch.engine_facts import ENGINES, EngineFacts, engine_facts
+from archsearch.engine_facts import ENGINES, EngineFacts, engine_facts, names_of
 from archsearch.engine_rounds import (
     HOST,
     EngineRounds,
@@ -149,10 +149,9 @@ def check_dtype(
             f" model in 16 bits{near if option == '--dtype' else ''}"
         )
     if dtype in GGUF_DTYPES and not facts.gguf:
-        able = " or ".join(name for name, row in ENGINES.items() if row.gguf)
         raise ArchsearchError(
             f"{dtype} is a format of GGUF files, in which {facts.title} does not compute; add"
-            f" --engine {able}"
+            f" --engine {names_of(lambda row: row.gguf)}"
         )
 
 

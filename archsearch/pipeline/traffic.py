@@ -16,7 +16,6 @@ from archsearch.engines.openai.bench import Ask, Measured, drive, named_model, s
 from archsearch.engines.openai.client import Answer, OpenAIServer
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.pipeline.estimate import EstimateRequest, Priced, price_drafts
-from archsearch.pipeline.rounds_explained import served_by
 from archsearch.pipeline.serving import of_mix
 from archsearch.progress import Progress
 from archsearch.records import as_data, save
@@ -138,7 +137,7 @@ def _served(item: Priced, trace: Trace | None, simulated: int) -> UnderLoad:
     value, gain = (objective_of(parts, objective, ranks) for objective in own)
     return UnderLoad(
         draft=item.entry.draft,
-        by=served_by(item.source),
+        by=item.source.by,
         notes=(*item.entry.notes, *filter(None, [item.entry.no_room])),
         objective=value,
         plain_objective=mix.plain,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -37,13 +37,7 @@ from archsearch.runs.candidate import (
     TrainingRecord,
     read_training,
 )
-from archsearch.runs.tables import (
-    FAMILIES_FILE,
-    TEXT_VERDICT_FILE,
-    TextStand,
-    TextVerdict,
-    forget,
-)
+from archsearch.runs.tables import FAMILIES_FILE, TEXT_VERDICT_FILE, TextStand, TextVerdict, forget
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import logit, logit_std, moved, tau_estimate
 from archsearch.text.prompt_set import answer_faults, prompt_faults
@@ -198,8 +192,7 @@ def _take_head(
     plan = HeadPlan(kind, gamma, shape.head_rows, layers, made.aux_layers)
     prompts = read_prompts(taken.prompts)
     texts = written_text(_asked(session, taken), session.target, tokenizer, prompts)[0]
-    said = taken.said
-    tokens = looks[-1].tokens if looks else 0
+    said, tokens = taken.said, looks[-1].tokens if looks else 0
     head = HeadTrainer(trainer).take(made, plan, texts, tokens=tokens, **said)
     renewed = session.scorer.measured(like, head.alpha, head.taus).with_rank(rank)
     renewed = replace(renewed, needs=Needs("exists", str(head.folder)))
@@ -208,8 +201,9 @@ def _take_head(
         compare_families(run.path)
     forget(run.path, family)
     write_report(run, session)
-    training = TrainingRecord(shape, tokens, 0.0, said | {"tokens": tokens}, tuple(looks))
-    training = replace(training, taken_from=said["taken_from"])
+    training = TrainingRecord(
+        shape, tokens, 0.0, said | {"tokens": tokens}, tuple(looks), taken_from=said["taken_from"]
+    )
     return Trained(run.path, rank, score, renewed, training, {}, None, expected)
 
 
@@ -318,10 +312,7 @@ def text_verdict(scorer: Scorer, trainer: DraftTrainer, draft: TrainedDraft) -> 
         more,
         name,
         alpha,
-        (
-            *prompt_faults([*prompts.train, *prompts.heldout]),
-            *answer_faults(answers),
-        ),
+        (*prompt_faults([*prompts.train, *prompts.heldout]), *answer_faults(answers)),
     )
     save(trainer.folder / TEXT_VERDICT_FILE, verdict)
     return verdict
@@ -384,15 +375,12 @@ def speedup_at(scorer: Scorer, draft: TrainedDraft, alpha: Estimate) -> Estimate
 
 def narrowest(draft: TrainedDraft) -> tuple[str, Estimate | None]:
     """The category whose alpha lies clearly above that of all; ("", None) where none does."""
-    found: Mapping[str, Estimate] = {
-        name: alpha for name, alpha in draft.alpha_by_category.items() if name
-    }
-    if len(found) < 2:
-        return "", None
-    name, alpha = max(found.items(), key=lambda item: item[1].value - item[1].std)
-    if alpha.value - alpha.std < draft.alpha.value + NARROW_ABOVE:
-        return "", None
-    return name, alpha
+    found = [(name, alpha) for name, alpha in draft.alpha_by_category.items() if name]
+    if len(found) > 1:
+        name, alpha = max(found, key=lambda item: item[1].value - item[1].std)
+        if alpha.value - alpha.std >= draft.alpha.value + NARROW_ABOVE:
+            return name, alpha
+    return "", None
 
 
 def rounded(count: int) -> int:

@@ -159,15 +159,14 @@ def what_budgets_buy(
     `besides`: drafters other than those of its spaces.
     """
     budget = scorer.context.budget
-    there = [
-        score for score in ranked if _kind(score) == "exists" and score.alpha.source == "measured"
-    ]
-    there += [score for score in besides if _kind(score) == "exists"]
-    there += _best_by_family(score for score in (*ranked, *scored) if _kind(score) == "nothing")
+    exist = [score for score in ranked if score.needs_kind == "exists" and not score.is_found]
+    exist += [score for score in besides if score.needs_kind == "exists"]
+    free = (score for score in (*ranked, *scored) if score.needs_kind == "nothing")
+    there = [*exist, *_best_by_family(free)]
     rows = [_row(0.0, there)]
     if budget is None:
         return Budgets(device.key, tuple(rows))
-    shapes = _candidates([score for score in scored if _kind(score) == "training"])
+    shapes = _candidates([score for score in scored if score.needs_kind == "training"])
     for hours in CPU_HOURS if device.kind == "cpu" else GPU_HOURS:
         context = replace(scorer.context, budget=replace(budget, hours=hours))
         bought = scorer.with_acceptance(scorer.acceptance, context)
@@ -184,10 +183,6 @@ def what_budgets_buy(
         ]
         rows.append(_row(hours, [*there, *made, *_best_by_family(found)]))
     return Budgets(device.key, tuple(rows))
-
-
-def _kind(score: Score) -> str:
-    return "" if score.needs is None else score.needs.kind
 
 
 def _best_by_family(scores: Iterable[Score]) -> list[Score]:

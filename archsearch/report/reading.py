@@ -111,8 +111,7 @@ class Shown(Candidate):
     @property
     def at_hand(self) -> bool:
         """Whether one can have it today: it exists, needs nothing, or was trained in this run."""
-        needs = self.score.needs
-        return self.has_weights or (needs is not None and needs.kind != "training")
+        return self.has_weights or self.score.needs_kind in ("exists", "nothing")
 
     @property
     def ranked_by(self) -> float:
@@ -200,7 +199,7 @@ def read_run(run: Run) -> Reading:
 
 def beside(run: Run, score: Score) -> Confirmed | None:
     """What the run's engine measured last of a drafter without weights beside the target alone."""
-    if score.needs is None or score.needs.kind != "nothing":
+    if score.needs_kind != "nothing":
         return None
     engine = run.arguments.get("engine") or "transformers"
     path = run.path / BESIDE_FILE.format(family=score.family, engine=engine)

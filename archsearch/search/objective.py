@@ -149,8 +149,12 @@ class Score:
     @property
     def is_found(self) -> bool:
         """Whether it is there to be downloaded: what a run trained is there too, and measured."""
-        there = self.needs is not None and self.needs.kind == "exists"
-        return there and self.alpha.source != "measured"
+        return self.needs_kind == "exists" and self.alpha.source != "measured"
+
+    @property
+    def needs_kind(self) -> str:
+        """The kind of its `needs`; "" where they are not known."""
+        return "" if self.needs is None else self.needs.kind
 
     @property
     def broken_limits(self) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """The plan of the minutes of a search that trains, what a confirmation takes, the texts that come
-first; and what came of it as rows: columns of trials.csv, the table of the report, what was
-measured of each draft."""
+first; and what came of it as rows: columns of trials.csv, the table of the report."""
 
 from __future__ import annotations
 
@@ -11,9 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from archsearch.acceptance.estimator import VocabularyCoverage
 from archsearch.architecture.architecture import Architecture
-from archsearch.drafts.records import TrainedDraft
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import engine_facts
 from archsearch.files import write_json
@@ -21,10 +18,8 @@ from archsearch.models.files import HEAD_FAMILIES
 from archsearch.pipeline.latency import machine_slowdown
 from archsearch.pipeline.session import SearchSession
 from archsearch.progress import human_time, say
-from archsearch.report.terminal.search import MeasuredDraft
 from archsearch.runs.state import ClimbState, RungRow, StateFile
 from archsearch.search import rungs
-from archsearch.search.objective import Score
 from archsearch.search.rungs import Plan
 
 EXACT_TOKENS: Final = 4 * 32 * 2  # what the exactness check in float32 generates
@@ -152,24 +147,6 @@ _SHAPE: Final = tuple(Architecture.__dataclass_fields__)
 _WHAT: Final = ("prior", "short training", "full training")
 
 
-def measured_draft(
-    score: Score, draft: TrainedDraft, coverage: VocabularyCoverage
-) -> MeasuredDraft:
-    """What was measured of a draft; `score`: the draft's, by that."""
-    return MeasuredDraft(
-        label=draft.architecture.label(),
-        shape=draft.architecture,
-        alpha=draft.alpha,
-        alpha_by_category=draft.alpha_by_category,
-        gamma=score.gamma,
-        tau=score.tau,
-        tau_by_gamma=draft.tau,
-        speedup=score.speedup,
-        coverage=coverage.share(draft.architecture.head_rows),
-        head_rows=draft.architecture.head_rows,
-    )
-
-
 def trial_rows(rows: Sequence[Mapping[str, object]], state: ClimbState) -> list[dict[str, object]]:
     """Rows of trials.csv with what each rung said of a shape: the rung it reached, its state, alpha
     with its source per rung."""
@@ -190,7 +167,6 @@ def trial_rows(rows: Sequence[Mapping[str, object]], state: ClimbState) -> list[
 
 
 def _with_rungs(row: Mapping[str, object], records: Sequence[RungRow]) -> dict[str, object]:
-    """A row with the columns of the rungs its shape reached."""
     merged = {**row, "rung": max((record.rung for record in records), default=0)}
     for record in records:
         name = f"rung_{record.rung}" + (f"_{record.round}" if record.rung == 1 else "")

@@ -121,14 +121,14 @@ def risen(head: TrainedHead, logits: float) -> dict[int, Estimate]:
 
 def _drop(entries: list[HeadEntry], leader: Score) -> None:
     """Heads that cannot win any more are pruned."""
-    places = {entry.family: entry.foreseen for entry in entries if entry.state == "kept"}
-    known: dict[str, Estimate] = {name: place for name, place in places.items() if place}
+    kept = [entry for entry in entries if entry.state == "kept" and entry.foreseen]
+    known: dict[str, Estimate] = {each.family: at for each in kept if (at := each.foreseen)}
     if not known:
         return
     known[INDEPENDENT] = leader.speedup
     logs = {name: (math.log(at.value), at.std / at.value) for name, at in known.items()}
     best = max(known, key=lambda name: known[name].value)
-    for entry in (entry for entry in entries if entry.state == "kept" and entry.foreseen):
+    for entry in kept:
         words = f"{known[entry.family].words()}x foreseen"
         if entry.tokens < LEAST_JUDGED:
             words = "too few to judge it by"

@@ -17,7 +17,7 @@ from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.forms import drafter_config
 from archsearch.drafters.heads import Medusa
 from archsearch.drafters.registry import family
-from archsearch.engine_facts import EngineFacts, engine_facts, engines_that
+from archsearch.engine_facts import EngineFacts, engine_facts, names_of
 from archsearch.engines import registry
 from archsearch.engines.engine import Engine, EngineSettings, ModelSource
 from archsearch.engines.measure.passes import (
@@ -58,7 +58,7 @@ def check_engine_request(request: ProfileRequest) -> None:
     or has no target to run."""
     name = request.engine_name
     if request.quick and not engine_facts(name).gguf:
-        able = " or ".join(engines_that(lambda row: row.gguf))
+        able = names_of(lambda row: row.gguf)
         raise ArchsearchError(f"--quick is for --engine {able}; give the time with --budget")
     check_interpreter_choice(name, request.engine_python)
     if engine_facts(name).in_process or not request.engine:

@@ -16,7 +16,7 @@ from archsearch.engines.measure.rounds import RoundRequest, RoundsMeasured, meas
 from archsearch.engines.registry import make_engine
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.hardware.device import Device
-from archsearch.pipeline.in_engine import write_shape
+from archsearch.pipeline.in_engine import shape_folder, write_shape
 from archsearch.pipeline.profile.run import ProfileRequest, ProfileRun
 from archsearch.profiles import Profile, current_stack
 from archsearch.progress import ProgressLine
@@ -160,9 +160,7 @@ def profile_rounds(run: ProfileRun, dtype: str) -> RoundsMeasured:
             target=target,
             architecture=ref.architecture,
             engine=engine,
-            folder_of=lambda arch: write_shape(
-                arch, base / arch.label().replace(" ", "_").replace("/", "-")
-            ),
+            folder_of=lambda arch: write_shape(arch, shape_folder(arch, base)),
             dtype=dtype,
             mode="graph",
             variants=variants(name, engine({}).version),
