@@ -104,8 +104,8 @@ class AcceptanceRequest:
     def priced(
         self, target: TargetRef, context_len: int
     ) -> tuple[Prices, Scorer] | tuple[None, None]:
-        """What prices speed-ups, at the context that the texts have, and where its latencies come
-        from; nothing where nobody asked."""
+        """What prices speed-ups, at the texts' context, and where its latencies come from; nothing
+        where nobody asked."""
         if self.asked.gpu is None and self.asked.profile is None:
             return None, None
         served = served_target(target, self.asked).architecture
@@ -170,8 +170,8 @@ def measure_acceptance(request: AcceptanceRequest) -> DraftAcceptance:
 
 
 def measure_draft(request: AcceptanceRequest, target: TargetRef) -> DraftAcceptance:
-    """What a draft model does on the text that the target writes for the prompts, or what is
-    published of it; with `explain` also the prior's terms."""
+    """`measure_acceptance` of a draft model, or what is published of it; with `explain` also the
+    prior's terms."""
     draft = find_draft(request.draft)
     measures = request.tau is None and (draft.at_hand or not request.explain)
     domain = request.domain or ("narrow" if measures else "chat")
@@ -202,12 +202,9 @@ def measure_draft(request: AcceptanceRequest, target: TargetRef) -> DraftAccepta
 def measure_untrained(
     request: AcceptanceRequest, target: TargetRef, kind: Untrained
 ) -> DraftAcceptance:
-    """What a drafter that nobody trains does on the text that the target writes for the prompts.
-
-    N-gram lookup and suffix decoding are replayed on the text alone; early exit takes one pass of
-    the target. Raises ArchsearchError as `measure_acceptance`, and for options that are for models
-    only.
-    """
+    """`measure_acceptance` of a drafter that nobody trains: lookup is replayed on the text alone,
+    early exit takes one pass of the target. Raises ArchsearchError as that does, and for options
+    that are for models only."""
     if request.explain or request.trace is not None:
         raise ArchsearchError(
             f"--draft {request.draft} is no model: leave --explain and --trace out"
@@ -292,8 +289,7 @@ def _mean_context(texts: TextCache) -> int:
 
 
 def _check_tokens(tokenizer: Any, target: TargetRef, draft: TargetRef) -> list[str]:
-    """Raise for a draft whose token ids are not the target's; a difference in padding rows alone is
-    a note."""
+    """Raise for a draft whose token ids are not the target's; padding rows alone are a note."""
     from archsearch.models.load import check_tokenizer, load_tokenizer
 
     ours, theirs = target.architecture.vocab_size, draft.architecture.vocab_size
@@ -325,7 +321,7 @@ def _prompts(request: AcceptanceRequest) -> tuple[list[Prompt], str]:
 
 def _seen_words(file: Path | None, folder: Path | None) -> str | None:
     """How many prompts of a file the run of a draft's folder trained or chose it on; None where
-    that is none, or not known."""
+    nobody knows."""
     if file is None or folder is None:
         return None
     try:
@@ -342,11 +338,7 @@ def written_text(
     request: AcceptanceRequest, target: TargetRef, tokenizer: Any, prompts: Sequence[Prompt]
 ) -> tuple[TextCache, list[int], list[str]]:
     """(text of the target, ids that end an answer, notes): from the cache, or written now and kept
-    there.
-
-    The cache (by default in the user's) is found by what the target is (name, files), so a second
-    draft needs no target at all.
-    """
+    there, by what the target is (name, files): a second draft needs no target at all."""
     from archsearch.models.load import load_target
     from archsearch.text.cache import TextCache
     from archsearch.text.generate import eos_ids, generate_text
@@ -425,7 +417,6 @@ def measured(trace: Trace, price: Price | None = None) -> Measured:
 
 
 def _figures(trace: Trace, price: Price | None) -> Figures:
-    """At gamma 1 to MAX_GAMMA, as far as texts are long enough."""
     rounds = replays(MAX_GAMMA, partial(replay_tau, trace))
     resampled = alpha_resampled(trace)
     alpha, taus = resampled.estimate(), {g: each.estimate() for g, each in rounds.items()}

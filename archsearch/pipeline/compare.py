@@ -1,10 +1,8 @@
-"""`archsearch compare`: what differs between runs, and why another draft won there: one condition
-swapped at a time.
+"""`archsearch compare`: what differs between runs, and why another draft won there.
 
 Of two runs of one target the winner of each is priced under the conditions of both, and under those
-of the first with one of the second's in place of its own (device, engine, mode, batch size, ...).
-How far one winner leads the other is given by term (tokens a round, drafting, verification, what
-the engine adds); the terms add up.
+of the first with one of the second's in place of its own (device, engine, batch size, ...). How far
+one winner leads the other is given by term; the terms add up.
 """
 
 from __future__ import annotations
@@ -90,7 +88,7 @@ class _Opened:
         return opened
 
     def conditions(self) -> dict[str, str]:
-        """What the run was asked and what was chosen for it, in words."""
+        """What was asked and chosen, in words."""
         asked, profile, session = self.run.arguments, self.run.profile, self.session
         engine = self.score.engine or asked.get("engine") or "transformers"
         ranks = session.scorer.workload.tensor_parallel if session else asked.get("tensor_parallel")
@@ -158,7 +156,7 @@ def write_into_report(path: Path, found: Comparison) -> None:
 
 
 def _pair(first: _Opened, second: _Opened, values: Mapping[str, tuple[str, str]]) -> Pair:
-    """Two runs, of which `values` are the conditions."""
+    """`values`: their conditions."""
     names = first.name, second.name
     if first.score.proposer == second.score.proposer:
         return Pair(*names, True)
@@ -191,7 +189,7 @@ def _lead(scorer: Scorer, first: _Opened, second: _Opened) -> Lead:
 
 
 def _swap(first: _Opened, second: _Opened, factor: str, values: tuple[str, str]) -> Swap:
-    """The first run's conditions with `factor` as it was in the second."""
+    """The first run with `factor` as it was in the second."""
     assert first.session is not None and second.session is not None
     asked = replace(first.asked, **{name: getattr(second.asked, name) for name in FACTORS[factor]})
     if factor == "device" and asked.profile is None and second.asked.gpu is None:
@@ -214,7 +212,6 @@ def _swap(first: _Opened, second: _Opened, factor: str, values: tuple[str, str])
 def _scorer(
     session: SearchSession, request: SearchRequest, asked: WorkloadRequest, prior_of: Path
 ) -> Scorer:
-    """The scorer of a session under other conditions."""
     target, mix = served_target(session.target, asked), request.mix
     source, workload = choose_latency(asked, target.architecture, request.kind)
     longest = asked.context_len + request.answer_tokens if mix is None else mix.longest

@@ -164,8 +164,8 @@ class _Beside:
     def error_by_term(
         self, measured: RoundTerms | None, slowdown: float | None
     ) -> TermErrors | None:
-        """None where the engine did not report every term. The machine's slowdown, of which
-        predicted times know nothing, is taken out of the measured ones."""
+        """None where the engine did not report every term. The machine's slowdown, which
+        predictions do not know, is taken out of the measured ones."""
         if measured is None:
             return None
         return TermErrors.between(self.terms, measured.slowed(1.0 / (slowdown or 1.0)))
@@ -332,11 +332,8 @@ def _by_prompt(
 
 def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
     """Write the confirmation where it belongs and return it; with `kept_earlier` where an earlier
-    one keeps its place.
-
-    What decides nothing, or is slower at other gammas on the same prompts, does not take the place
-    of a decided one of the same weights in the same engine: it is written beside it.
-    """
+    one keeps its place: what decides nothing, or is slower at other gammas on the same prompts, is
+    written beside a decided one of the same weights in the same engine."""
     name = case.bench.name
     own, beside = case.file("confirmed-{engine}.json"), case.file(UNDECIDED_FILE)
     slower = case.file(SLOWER_FILE)
@@ -419,8 +416,8 @@ class LoadRequest:
 
 @dataclass(frozen=True)
 class _Acceptance:
-    """What acceptance of a candidate is predicted to be: alpha, tau and acceptance by position for
-    each gamma; `synthetic`: the engine accepts by chance, at these rates."""
+    """What acceptance is predicted to be: alpha, tau and acceptance by position for each gamma;
+    `synthetic`: the engine accepts by chance, at these rates."""
 
     alpha: Estimate
     taus: dict[int, Estimate]
@@ -536,8 +533,7 @@ def confirm_load(
 def _points(
     case: _Case, known: _Acceptance, numbers: Sequence[int], schedule: bool
 ) -> dict[int, SchedulePoint]:
-    """The best gamma at each number of requests, as predicted. Raises ArchsearchError where the
-    memory does not hold them."""
+    """Raises ArchsearchError where the memory does not hold the draft at one of `numbers`."""
     device = case.session.source.device
     sizes = sorted({1, *numbers}) if schedule else numbers  # a schedule begins at batch size 1
     found = schedule_points(case.scorer, case.shape, known.alpha, known.taus, device, sizes)
@@ -587,7 +583,6 @@ def _models(case: _Case, synthetic: bool) -> tuple[ModelSource, ModelSource, boo
 def _variants(
     known: _Acceptance, gammas: Sequence[int], draft: ModelSource, ranges: Ranges
 ) -> list[Variant]:
-    """The draft with each fixed gamma, and with the schedule where one is asked for."""
     variants = [Variant(f"gamma {gamma}", draft, gamma, known.asked(gamma)) for gamma in gammas]
     if not ranges:
         return variants
@@ -608,7 +603,6 @@ def _load_row(
     results: Results,
     slowdown: float | None,
 ) -> LoadRow:
-    """Predicted beside measured of one variant at the scorer's batch size."""
     number, more = local.workload.batch_size, dict[str, Any]()
     found, alone = results[variant.name, number], results[ALONE, number]
     if found.gamma:

@@ -61,7 +61,6 @@ def estimate_curves(request: EstimateRequest, axis: str, span: str | None = None
 
 
 def _swept_draft(item: Priced, sweep: Sweep) -> DraftCurve:
-    """A draft over a sweep, with what its figures rest on."""
     facts, scorer, device = engine_facts(item.source.engine), item.scorer, item.source.device
     if item.entry.other_tokenizer:
         raise ArchsearchError(f"{item.entry.draft} has another tokenizer than the target")
@@ -184,7 +183,7 @@ def curves_of(session: SearchSession, state: str) -> Curves:
 
 def _drawn(run: Run) -> list[int]:
     """The ranks whose curves are drawn: the best of each family; of one family alone shapes that
-    differ in depth or width, as those of other head counts lie on top of each other."""
+    differ in depth or width: others lie on top of each other."""
     families: dict[str, int] = {}
     shapes: dict[tuple[int, int], int] = {}
     for rank, score in zip(run.ranks(), run.scores(), strict=True):
@@ -197,8 +196,7 @@ def _drawn(run: Run) -> list[int]:
 
 
 def _known(session: SearchSession, rank: int) -> tuple[Score, Scorer]:
-    """A ranked draft, and the scorer that knows its acceptance, which along batch and context stays
-    what it is."""
+    """A ranked draft, and the scorer that knows its acceptance."""
     score, scorer = session.run.score(rank), session.scorer
     alpha, taus, _ = acceptance_of(scorer, score, session.run.best_dir(rank))
     drift = scorer.predicted_acceptance(score.proposer).acceptance.drift
@@ -286,8 +284,7 @@ def _pass_bar(
     tokens: int,
     total: Estimate,
 ) -> Bar:
-    """A pass by term: its ops as the profile prices each alone; what the pass takes beyond them is
-    its launches and the rest."""
+    """By term: its ops as the profile prices each alone; beyond them its launches and the rest."""
     if not latency.prices_ops:
         return Bar(name, {"the whole pass": total.value}, total)
     terms: dict[str, float] = {}

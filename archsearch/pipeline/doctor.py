@@ -84,8 +84,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _requirements() -> list[str]:
-    """What archsearch's own metadata asks for; nothing where it runs from a folder that was never
-    installed."""
+    """What archsearch's own metadata asks for; nothing where it was never installed."""
     try:
         return metadata.requires("archsearch") or []
     except metadata.PackageNotFoundError:
@@ -93,8 +92,7 @@ def _requirements() -> list[str]:
 
 
 def _unmet(requirements: list[str]) -> Iterator[tuple[Requirement, str | None]]:
-    """(requirement, version that is there or None) of each that is not met; extras are asked for by
-    nobody."""
+    """(requirement, version that is there or None) of each that is not met; extras aside."""
     for text in requirements:
         requirement = Requirement(text)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
@@ -140,8 +138,7 @@ def _profiles() -> Iterator[Finding]:
 
 
 def _profile_of(device: Device) -> Finding:
-    """Whether a device was profiled, by whom, with which software, and whether the profile was ever
-    checked."""
+    """Whether a device was profiled, by whom, with which software, and checked."""
     command = f"archsearch profile --gpu {'cpu' if device.kind == 'cpu' else device.key}"
     found = profiles_of(device.key)
     if not found:
@@ -257,8 +254,7 @@ def _load() -> Iterator[Finding]:
 
 
 def _busy_share(stat: Path = Path("/proc/stat"), seconds: float = 0.5) -> float | None:
-    """Share of all threads' time that others took meanwhile; None where the system does not
-    tell."""
+    """Of all threads' time; None where the system does not tell."""
 
     def ticks() -> tuple[int, int] | None:
         words = stat.read_text().split("\n", 1)[0].split() if stat.is_file() else []

@@ -97,7 +97,7 @@ def tree_of(text: str) -> Tree:
 
 
 def _as_trees(named: Sequence[NamedDrafter], text: str) -> list[NamedDrafter]:
-    """The drafters drafting trees; ArchsearchError for one that cannot."""
+    """ArchsearchError for a drafter that cannot draft a tree."""
     tree, found = tree_of(text), []
     for each in named:
         if not isinstance(each.drafter, ChainHead):
@@ -369,8 +369,7 @@ def _priced(
 
 
 def _share_notes(score: Score) -> list[str]:
-    """That a drafter does not propose in every round, and in how many it is taken to; that its
-    acceptance is assumed."""
+    """That a drafter does not propose in every round; that its acceptance is assumed."""
     share, assumed = score.proposer.drafts_share, score.assumed
     if share >= 1.0:
         ranked = "so the lower end of its speed-up ranks it"
@@ -382,7 +381,7 @@ def _share_notes(score: Score) -> list[str]:
 
 
 def _differences(priced: Sequence[Priced]) -> tuple[Difference, ...]:
-    """For each draft, why the engine it gains most in beats each other one; best first."""
+    """For each draft, why the engine it gains most in beats each other one."""
     found = []
     for name in dict.fromkeys(item.entry.draft for item in priced):
         best, *others = (item for item in priced if item.entry.draft == name)

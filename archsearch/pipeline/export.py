@@ -120,8 +120,7 @@ def _beside_target(
     draft_dtype: str | None,
     ran_in: str,
 ) -> ExportSource:
-    """A drafter of a run beside the run's target, as it was searched for; `ran_in`: the precision
-    in which an engine on GGUF files measured it, or the run's."""
+    """`ran_in`: the precision in which an engine on GGUF files measured it, or the run's."""
     from archsearch.models.load import load_tokenizer, packaged_gguf
 
     ref = resolve_target(run.arguments["target"])
@@ -150,7 +149,6 @@ def _beside_target(
 
 
 def _draft_record(run: Run, candidate: Candidate, found: Confirmed | None) -> DraftRecord:
-    """What the files of the run say of a candidate, which was confirmed so."""
     training = candidate.training() if candidate.has_weights else None
     files = sorted(candidate.folder.glob(LOAD_FILES))
     read = (load_or_note(path, "measurement under load", LoadRecord, []) for path in files)
@@ -176,12 +174,9 @@ def _confirmed_in(candidate: Candidate, draft_dtype: str | None) -> dict[str, Co
 
 def _full_head(run: Run, candidate: Candidate, gamma: int, *, scheduled: bool) -> FullHead | None:
     """What engines get that compute the full head of a trained draft; None where its head is full,
-    or it has no weights.
-
-    The padding rows never win, so acceptance is the trimmed head's; only the time changes.
-    `scheduled`: gamma goes by batch size, so no other one is proposed. Raises ArchsearchError for a
-    gamma that was not measured on held-out text.
-    """
+    or it has no weights. Padding rows never win, so only the time changes. `scheduled`: gamma goes
+    by batch size, so no other one is proposed. Raises ArchsearchError for a gamma that was not
+    measured on held-out text."""
     if not candidate.architecture.trimmed or not candidate.has_weights:
         return None
     scorer = SearchSession.reopen(run.path).scorer
@@ -197,7 +192,6 @@ def _full_head(run: Run, candidate: Candidate, gamma: int, *, scheduled: bool) -
 
 
 def _head_note(candidate: Candidate, dtype: str, full_head: FullHead | None) -> str:
-    """One sentence about what a trimmed head costs engines that compute it in full."""
     arch = candidate.architecture
     if not arch.trimmed:
         return "The head holds the full vocabulary."

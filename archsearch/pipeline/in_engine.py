@@ -336,7 +336,7 @@ class Bench:
 
     def _settings(self, **own: Any) -> EngineSettings:
         """The session's device and ranks as an engine takes them. Raises ArchsearchError where the
-        device is a GPU and this machine has none: nothing measured here would be that GPU's."""
+        device is a GPU and this machine has none."""
         source, reached = self.session.source, asdict(self.choice)
         del reached["name"], reached["dtype"]
         facts = engine_facts(self.name)
@@ -359,8 +359,7 @@ class Bench:
         )
 
     def _crowded(self, engines: int, concurrency: int) -> bool:
-        """Whether the engines must take turns in memory: together they would need more than the
-        device has."""
+        """Whether the engines take turns: together they would need more memory than there is."""
         session, device = self.session, self.session.source.device
         if device.kind != "cpu":
             return True

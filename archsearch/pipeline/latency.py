@@ -221,8 +221,7 @@ def choose_latency(
 
 def _to_quantise(target: Architecture, dtype: str) -> str:
     """What the published weights are yet to be brought into, "" for nothing: the name of a format
-    where they are in 16 bits; others, which no engine brings into it as it loads them, are named
-    too."""
+    where they are in 16 bits; others, which no engine brings into it, are named too."""
     kept, published = target.weight_format or dtype, target.served_dtype
     if target.expert_format != target.weight_format and kept in WEIGHT_BYTES:  # of experts alone
         published = published or target.expert_format
@@ -399,7 +398,7 @@ def engine_tables(
 
 
 def _about(model: LatencyModel) -> dict[str, object]:
-    """The profile of a model, and the tables that compose its passes, for run.yaml."""
+    """The profile of a model, and its tables, for run.yaml."""
     own, tables = model.profile, model.tables
     about = {"folder": str(own.folder), "hash": own.fingerprint(), "origin": own.origin}
     if tables is not own:
@@ -444,8 +443,7 @@ def _engine_words(model: LatencyModel, device: Device, engine: str) -> str:
 
 
 def _round_words(rounds: EngineRounds | None) -> str:
-    """The engine's version, without how it runs one kind of drafter; "" where that plays no
-    part."""
+    """The engine's version; "" where that plays no part."""
     if rounds is None:
         return ""
     known = "assumed, none was found" if rounds.costs.assumed else "published"
@@ -454,7 +452,6 @@ def _round_words(rounds: EngineRounds | None) -> str:
 
 
 def _words(model: LatencyModel, device: Device) -> str:
-    """Where latencies come from, and what is known about their error."""
     profile, dtype, mode = model.profile, model.dtype, model.mode
     words = f"profile {profile.folder} ({len(profile.rows)} rows, {dtype}, {mode} mode)"
     stale = [

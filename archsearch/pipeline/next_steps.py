@@ -89,8 +89,7 @@ def _step(
     seen: Outlook,
     needs: str = "",
 ) -> Step:
-    """A measurement that could be made, in `minutes` (and what they rest on); `seen`: what is
-    expected after it."""
+    """In `minutes` (and what they rest on); `seen`: what is expected after it."""
     speedup = belief.scores[belief.lead].speedup.value
     stds = speedup * seen.std, speedup * seen.std_after
     worth = (seen.gain, seen.changes, seen.value / minutes[0])
@@ -106,7 +105,7 @@ def _options(session: SearchSession, belief: Belief) -> Iterator[Step]:
 
 
 def _drafts_that_exist(session: SearchSession, belief: Belief) -> Iterator[Step]:
-    """alpha of drafts of the catalogue that have the target's tokens, on the user's prompts."""
+    """alpha of drafts of the catalogue, on the user's prompts."""
     target, request = session.target, session.request
     if target.nowhere:
         return
@@ -170,7 +169,7 @@ def _reading_s(session: SearchSession, draft: TargetRef) -> tuple[float, str]:
 
 
 def _weights_needed(*models: TargetRef) -> str:
-    """What is loaded that does not lie in a folder or a package here; "" for nothing."""
+    """What is loaded that does not lie here; "" for nothing."""
     remote = [ref.hub_id for ref in models if ref.folder is None and not ref.weights and ref.hub_id]
     size = sum(4 * parameters(ref.architecture) for ref in models) / 2**30
     needed = [f"the weights of {' and '.join(remote)}"] if remote else []
@@ -260,8 +259,7 @@ def _synthetic(session: SearchSession, belief: Belief) -> Iterator[Step]:
 
 
 def _needed(session: SearchSession, engine: str = "") -> str:
-    """What is missing here to run on the search's device, in `engine` where one is named; "" for
-    nothing."""
+    """What is missing here to run on the search's device, in `engine` where one is named."""
     device, missing = session.source.device, []
     if device.kind != "cpu" and all(gpu.name != device.name for gpu in visible_gpus()):
         missing.append(f"a machine with {device.name}")
@@ -274,8 +272,7 @@ def _needed(session: SearchSession, engine: str = "") -> str:
 
 
 def _profile(session: SearchSession, belief: Belief) -> Iterator[Step]:
-    """The device profiled, where nobody has measured this one here: imported tables, a relative's
-    kernels, the datasheet."""
+    """The device profiled, where nobody has measured this one here."""
     request, source = session.request, session.source
     latency = source.latency
     here = latency.profile if isinstance(latency, LatencyModel) else None

@@ -123,7 +123,7 @@ def make_recipe(request: RecipeRequest) -> MadeRecipe:
 
 
 def _training(score: Score, run: Path, every: list[Score]) -> Needs:
-    """What the training of a rank takes. Raises ArchsearchError where there is none to do."""
+    """Raises ArchsearchError where there is none to do."""
     needs, name = score.needs, f"rank {score.rank} of {run} ({score.family})"
     trains = [each for each in every if each.needs_kind == "training"]
     other = f"; rank {trains[0].rank} is to be trained: --rank {trains[0].rank}" if trains else ""

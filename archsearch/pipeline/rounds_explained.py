@@ -125,8 +125,8 @@ def difference(draft: str, better: Score, worse: Score, worse_there: Score) -> D
 
 
 def _why(term: str, better: tuple[str, Score], worse: tuple[str, Score]) -> str:
-    """The term in words, with the engine's name at each number. `better`, `worse`: (name, score)
-    of the two engines."""
+    """With the engine's name at each number. `better`, `worse`: (name, score) of the two
+    engines."""
     slow = worse[1]
     host = slow.bound == "host"
     if host and term == "overhead_s":

@@ -201,7 +201,6 @@ def _adaptive(
     places = [(point, asked.scorer.at_batch(point.batch_size)) for point in schedule.points]
 
     def gains_of(speeds: Sequence[Estimate]) -> list[float]:
-        """Over the table, at each batch size."""
         tables = [point.speedup.value if point.speedup else 1.0 for point, _ in places]
         return [speed.value / table for speed, table in zip(speeds, tables, strict=True)]
 
@@ -292,8 +291,8 @@ def schedule_head(
 
 
 class _Asked:
-    """The engine that is asked for a schedule of a drafter: its name, its latencies in words, and
-    the scorer with them. Raises ArchsearchError where it takes one gamma for all batch sizes."""
+    """The engine that is asked for a schedule of a drafter, its latencies in words, and the scorer
+    with them. Raises ArchsearchError where it takes one gamma for all batch sizes."""
 
     def __init__(
         self, session: SearchSession, engine: str | None, drafter: Drafter, otherwise: str
@@ -314,8 +313,7 @@ class _Asked:
         folder: Path,
         **who: Any,
     ) -> Scheduled:
-        """The schedule of a draft (with its alpha, and tau by gamma), written to `folder`, and what
-        the command says of it."""
+        """The schedule of a draft (with its alpha, and tau by gamma), written to `folder`."""
         schedule, note = self._planned(draft, batch_sizes)
         save(folder / SCHEDULE_FILE, schedule)
         return Scheduled(
@@ -331,7 +329,6 @@ class _Asked:
     def _planned(
         self, draft: tuple[Draft, Estimate, dict[int, Estimate]], batch_sizes: Sequence[int]
     ) -> tuple[GammaSchedule, str]:
-        """The schedule, and what is to be noted of it."""
         scorer, device, facts = self.scorer, self.session.source.device, engine_facts(self.engine)
         one_by_one = device.kind == "gpu" and not facts.batches
         if one_by_one:

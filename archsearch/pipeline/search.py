@@ -443,8 +443,6 @@ def survey(request: SearchRequest, devices: Sequence[str]) -> Survey:
 
 
 def _brought(found: Searched) -> Brought:
-    """What a row needs of a search's result."""
-
     def first(trains: bool) -> Score | None:
         kinds = ((score, score.needs_kind in ("training", "")) for score in found.best)
         return next((score for score, kind in kinds if kind == trains), None)

@@ -105,7 +105,7 @@ class SearchRequest:
 
     @property
     def temperature(self) -> float:
-        """Temperature of the sampling; 0 is greedy."""
+        """0 is greedy."""
         return self.asked.temperature
 
     @property
@@ -292,7 +292,7 @@ class Setting:
         return cls(target, source, workload, families, limits, longest, budget)
 
     def recorded(self, request: SearchRequest) -> dict[str, object]:
-        """What run.yaml keeps of the request, with the training budget that was chosen."""
+        """`arguments`, with the training budget that was chosen."""
         return request.arguments() | {"training_budget_s": self.budget_s}
 
     def scorer(self, request: SearchRequest, acceptance: AcceptanceEstimator) -> Scorer:
@@ -350,7 +350,7 @@ class SearchSession:
         return self.scorer.with_acceptance(self.scorer.acceptance, self.context_of(score))
 
     def context_of(self, score: Score) -> AcceptanceContext:
-        """Where acceptance was asked for of a score."""
+        """Where acceptance was asked for."""
         for each in self.besides:
             if (each.score.proposer, each.score.needs) == (score.proposer, score.needs):
                 return each.context
@@ -458,10 +458,8 @@ class SearchSession:
 
 def _with_fastest_drafts(request: SearchRequest) -> SearchRequest:
     """The request with one precision of drafts: that in which the best drafter that has one (not
-    lookup) is fastest, else the first; a continued run's own.
-
-    Acceptance is predicted the same in all; a run trains, confirms and exports in one.
-    """
+    lookup) is fastest, else the first; a continued run's own. Acceptance is predicted the same in
+    all."""
     names = (request.asked.draft_dtype or "").split(",")
     if len(names) == 1:
         return request

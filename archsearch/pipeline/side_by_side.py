@@ -102,8 +102,8 @@ class FamilyRequest:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """One drafter: what the engine takes, its gamma, and what held-out text predicts of it: its
-    score at that gamma by a scorer, and the acceptance by position (() for none)."""
+    """One drafter: what the engine takes, its gamma, its predicted score by a scorer, and its
+    acceptance by position on held-out text (() for none)."""
 
     family: str
     source: object
@@ -239,13 +239,12 @@ def _candidate(bench: Bench, family: str, request: FamilyRequest) -> _Candidate:
 
 
 def _ranked(session: SearchSession, family: str) -> Score | None:
-    """The first rank of a family."""
     return next((score for score in session.run.scores() if score.family == family), None)
 
 
 def _exit(session: SearchSession) -> Score:
-    """The best exit: of the run's ranks where one is among them, else of all that the search would
-    look at, by the prior."""
+    """Of the run's ranks where one is among them, else the best exit that the search would look at,
+    by the prior."""
     if ranked := _ranked(session, "early_exit"):
         return ranked
     target = session.scorer.target
@@ -255,7 +254,6 @@ def _exit(session: SearchSession) -> Score:
 
 
 def _chain(bench: Bench, request: FamilyRequest, draft: TrainedDraft) -> _Candidate:
-    """The best chain of a rank's draft, by replay in this engine."""
     replays = Replays.of(bench.scorer[0], bench.name, draft, bench.trainer)
     best = replays.chain(request.gamma)
     note = f"{replays.score(best).proposer.label()}; {replays.words(best)}"
@@ -313,7 +311,6 @@ def order_of(rows: Sequence[Rival]) -> Order | None:
 def _row(
     candidate: _Candidate, score: Score | None, found: ByPrompt | None, exact: Exact | None
 ) -> Rival | Silent:
-    """One drafter's row of the comparison."""
     own: dict[str, Any] = {
         "family": candidate.family,
         "rank": candidate.rank,

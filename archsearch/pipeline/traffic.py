@@ -239,7 +239,6 @@ class _Seen:
     measured: dict[str, Measured] = field(default_factory=dict)
 
     def figures(self) -> Bench:
-        """The load and what it came to."""
         found = replace(self.about, **self.measured)  # type: ignore[arg-type]
         if found.without is None or found.with_draft is None:
             return found
@@ -247,7 +246,7 @@ class _Seen:
         return replace(found, speedup=gain)
 
     def keep(self, file: Path, figures: Bench, **why: object) -> None:
-        """Write the figures, `why` they are no more, and every answer, by server."""
+        """`why`: why the figures are no more."""
         answers = {f"{name}_requests": found for name, found in self.answers.items()}
         save(file, as_data(figures) | why | answers)
 
@@ -260,8 +259,8 @@ def _drive(
     name: str,
     progress: Progress,
 ) -> None:
-    """Measure one server. What is measured is kept every 20 answers, so that a killed run loses
-    few, and where this ends early, whatever ends it."""
+    """What is measured is kept every 20 answers, so that a killed run loses few, and where this
+    ends early, whatever ends it."""
     answers = seen.answers[name] = []
 
     def keep(**why: object) -> None:
@@ -349,7 +348,6 @@ def _load_words(request: BenchRequest, asks: list[Ask]) -> str:
 
 
 def _predicted(request: BenchRequest, estimate: EstimateRequest, part: LoadPart) -> Predicted:
-    """The pair under the load that is driven."""
     asked = replace(estimate, asked=replace(estimate.asked, temperature=request.temperature))
     (entry,) = drafts_under_load(TrafficRequest(asked, mix=Mix((part,)), simulated=0)).drafts
     (found,) = entry.parts
@@ -358,7 +356,6 @@ def _predicted(request: BenchRequest, estimate: EstimateRequest, part: LoadPart)
 
 
 def _errors(predicted: Predicted, measured: dict[str, Measured]) -> dict[str, dict[str, float]]:
-    """Predicted over measured, less 1."""
     return {
         name: {
             what: getattr(getattr(predicted, name), what) / getattr(seen, what) - 1.0

@@ -123,12 +123,9 @@ def _take(
     taken: Taken,
     looks: Sequence[TrainingLook],
 ) -> TrainedDraft:
-    """The draft of another trainer, measured on prompts that it held out and kept in float32 beside
-    those trained here.
-
-    It may compute more rows of logits than the rank; another shape otherwise raises
-    ArchsearchError.
-    """
+    """The draft of another trainer, measured on prompts that it held out and kept in float32. It
+    may compute more rows of logits than the rank; another shape otherwise raises
+    ArchsearchError."""
     from archsearch.models.drafts import load_draft, save_draft
 
     found, like = find_draft(str(taken.weights)), score.architecture
@@ -237,7 +234,7 @@ def read_looks(path: Path | None) -> list[TrainingLook]:
 
 def _left_after_text(trainer: DraftTrainer, budget_s: float) -> float:
     """What is left of `budget_s` for training: where the run has no text yet, the target writes it
-    first, within its usual share."""
+    first."""
     trainer.texts.check_prompts()
     try:
         trainer.texts.training()
@@ -268,8 +265,7 @@ def train_family(path: Path, plan: HeadPlan, budget_s: float) -> HeadAnswer:
 
 
 def _spent(path: Path, plan: HeadPlan) -> float:
-    """Seconds that the run's head of this family was trained for. ArchsearchError where it is
-    another head than `plan`."""
+    """ArchsearchError where the run's head of this family is another than `plan`."""
     if (before := find_head(path, plan.family)) is None:
         return 0.0
     if before.record.taken_from:

@@ -171,8 +171,8 @@ def join(
 
 
 def _shared_folder(notice: Announced, folder: Path | None) -> Path | None:
-    """The search's run folder as this machine sees it; None where it trains nothing, or where
-    nobody named a folder and the search's own is not to be seen from here."""
+    """The search's run folder as this machine sees it; None where it trains nothing, or nobody
+    named a folder and the search's own is not to be seen from here."""
     if notice.folder is None:
         return None
     path = folder or notice.folder
@@ -188,8 +188,8 @@ def _shared_folder(notice: Announced, folder: Path | None) -> Path | None:
 def _train_along(
     notice: Announced, storage: str, session: SearchSession, folder: Path, name: str
 ) -> int:
-    """Claim trainings of the search, and confirmations where this is the device that it is for; how
-    many jobs were done."""
+    """How many trainings were done here, and confirmations where this is the device that it is
+    for."""
     asked, cores = int(os.environ.get("OMP_NUM_THREADS") or 0), session.source.threads
     request = replace(session.request, **dict[str, Any](notice.files))
     there = replace(session, request=request, run=open_run(folder))

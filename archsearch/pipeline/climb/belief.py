@@ -135,7 +135,7 @@ def capacity_to_come(
     prior: AcceptanceEstimator, full: AcceptanceContext
 ) -> Callable[[Architecture, float], float]:
     """Of a shape and the tokens it has seen: what its size and depth have yet to bring by the full
-    training, in logit(alpha), beside what more tokens bring to every shape, by `prior`."""
+    training, in logit(alpha) by `prior`, beside what more tokens bring to every shape."""
 
     def at(shape: Architecture, tokens: float) -> float:
         return speculation.logit(

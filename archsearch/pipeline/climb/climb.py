@@ -113,7 +113,6 @@ class Climb:
                 race.short_trainings(self.heads, self.file, self.left_s, self.standings()[0])
 
     def _begin_without_rounds(self) -> None:
-        """The time for full trainings begins now, unless it has."""
         if self.state.finalists is None or self.state.rung_end_s is None:
             self.state.rung_end_s = self.file.elapsed_s()
             self.file.save()
@@ -208,7 +207,6 @@ class Climb:
         return sorted(pool, key=_order)
 
     def _alive(self, scores: Sequence[Score]) -> list[bool]:
-        """Which of `scores` could still turn out best of them."""
         values = [math.log(score.worth) for score in scores]
         gaps = self.belief.score_gap_std
         return rungs.contenders(values, lambda i, j: gaps(scores[i], scores[j]))
@@ -266,7 +264,7 @@ class Climb:
         return rung_s
 
     def _rung_left_s(self) -> float:
-        """Seconds until the short trainings end; negative where they are late."""
+        """Until the short trainings end; negative where they are late."""
         assert self.state.rung_end_s is not None
         return self.state.rung_end_s - self.file.elapsed_s()
 
@@ -329,7 +327,6 @@ class Climb:
         return entry
 
     def _judge(self, entry: RoundEntry) -> None:
-        """Who of the round cannot win any more, and why."""
         scores = [self.scorer(shape) for shape in entry.shapes]
         leader = min(scores, key=_order)
         for score, alive in zip(scores, self._alive(scores), strict=True):
@@ -347,7 +344,6 @@ class Climb:
     # -- finalists
 
     def _choose_finalists(self) -> FinalistsEntry:
-        """Written down before they are trained."""
         rivals = sum(entry.state == "kept" for entry in self.state.heads)
         # the rest is for the best of the families
         share = ALL_SHARE / (1 + rivals) if rivals else 1.0
@@ -381,8 +377,8 @@ class Climb:
         return scores[: max(self.wanted, count)]
 
     def _record(self, entry: FinalistsEntry, drafts: Sequence[TrainedDraft]) -> None:
-        """What the finalists reached, in rungs.json; the last row of every short training that led
-        to no full one says so."""
+        """What the finalists reached; the last row of every short training that led to no full one
+        says so."""
         predicted = {score.architecture: score.alpha for score in entry.predicted}
         for draft in drafts:
             row = self.row(2, 0, self.measured(draft), "trained", "measured on held-out text")
@@ -401,7 +397,6 @@ class Climb:
     # -- what is written down
 
     def row(self, rung: int, number: int, score: Score, state: Fate, why: str) -> RungRow:
-        """What a rung says of a shape now."""
         shape = score.architecture
         short = self.belief.shorts.get(shape) if rung else None
         return RungRow(

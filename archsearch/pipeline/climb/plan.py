@@ -58,9 +58,8 @@ def make_plan(session: SearchSession, file: StateFile) -> Plan:
 
 
 def _pace(session: SearchSession, looks: int) -> float:
-    """How much slower the machine is than its profile. Where it is busy, the least of `looks`:
-    one at a second that a neighbour took would refuse the whole budget, and what a confirmation may
-    take is asked again before it begins."""
+    """How much slower the machine is than its profile. Where it is busy, the least of `looks`: one
+    at a second that a neighbour took would refuse the whole budget."""
     found = machine_slowdown(session.source) or 1.0
     for _ in range(looks - 1):
         if found < rungs.SLOW:
@@ -181,8 +180,7 @@ def _with_rungs(row: Mapping[str, object], records: Sequence[RungRow]) -> dict[s
 
 
 def _key(shape: Mapping[str, object]) -> str:
-    """A shape as trials.csv has it: a row of the study's own, whose fields may be of other number
-    types."""
+    """A shape as trials.csv has it, whose fields may be of other number types."""
     return repr([shape.get(name) for name in _SHAPE])
 
 

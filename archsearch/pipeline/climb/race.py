@@ -1,8 +1,6 @@
-"""Heads among the candidates of a search: the families of drafters compete for its minutes, not
-only the shapes of one (docs/families.md, "One climb over families").
-
-Everything decided is in rungs.json before it is done. Ranks and exports are of independent drafts.
-"""
+"""Heads among the candidates of a search: the families of drafters compete for its minutes
+(docs/families.md, "One climb over families"). Everything decided is in rungs.json before it is
+done. Ranks and exports are of independent drafts."""
 
 from __future__ import annotations
 
@@ -95,7 +93,6 @@ def short_trainings(
 
 
 def _foreseen(heads: HeadRungs, head: TrainedHead, left_s: float) -> Estimate:
-    """The speed-up that a full training would take a head to."""
     full_s = ALL_SHARE * left_s / (1 + len(heads.gammas)) + (1.0 - ALL_SHARE) * left_s
     tokens, seconds = head.record.tokens, max(head.record.seconds, 1e-3)
     epoch = head.record.epoch_tokens or max(head.record.text_tokens, 1)
@@ -120,7 +117,6 @@ def risen(head: TrainedHead, logits: float) -> dict[int, Estimate]:
 
 
 def _drop(entries: list[HeadEntry], leader: Score) -> None:
-    """Heads that cannot win any more are pruned."""
     kept = [entry for entry in entries if entry.state == "kept" and entry.foreseen]
     known: dict[str, Estimate] = {each.family: at for each in kept if (at := each.foreseen)}
     if not known:

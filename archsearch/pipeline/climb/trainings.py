@@ -308,7 +308,7 @@ def best_of(drafts: Sequence[TrainedDraft], scorer: Scorer) -> int:
 
 
 def _score_at(draft: TrainedDraft, tokens: int, scorer: Scorer) -> Score:
-    """The score of a draft as it was after `tokens` tokens, by its learning curve."""
+    """As it was after `tokens` tokens, by its learning curve."""
     xs, ys = zip(*((math.log(seen), alpha) for seen, alpha in draft.points), strict=True)
     alpha = Estimate(float(np.interp(math.log(tokens), xs, ys)), 0.0, "modelled")
     taus = {gamma: speculation.tau_estimate(alpha, gamma) for gamma in draft.tau}

@@ -137,7 +137,6 @@ def _has_model(profile: Profile, dtype: str) -> bool:
 
 
 def _probe_slowdown(bench: Bench, dtype: str) -> Callable[[], float]:
-    """How much slower than the profile's reference the machine is now."""
     timer = bench.timer(dtype)
 
     def slowdown() -> float:

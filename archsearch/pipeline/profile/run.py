@@ -109,8 +109,8 @@ class ProfileRun:
             self.checks[name] = self._check(bench, name, dtype, mode)
 
     def _check(self, bench: Bench, name: str, dtype: str, mode: str) -> Check:
-        """Measure whole drafts (and verification passes) that the profile has not seen and compare;
-        kept as the known error."""
+        """Measure whole drafts and verification passes that the profile has not seen and
+        compare."""
         from archsearch.profiling.cpu_sweep import check_points, measure_points
 
         request, profile = self.request, self.profile
