@@ -62,13 +62,13 @@ MAX_GAMMA: Final = 8
 class AcceptanceRequest:
     """What `archsearch acceptance` was asked.
 
-    `prompts` None: the held-out prompts that ship with archsearch. `top_p` counts where
+    `prompts` None: those held out that ship with archsearch. `top_p` counts where
     `asked.temperature` is above 0. `domain` None: `narrow`, as prompts of one kind are, or `chat`
-    where nothing is measured. `training`: how the draft was trained; None: as is known of it.
-    `trained_tokens`: on so many of the target's text (None: by its record). `tau`: published tokens
-    a round at `gamma`, instead of a measurement. `dtype`: of target and draft while they are
-    compared. `explain`: also the prior's terms; alone where the draft is a shape without weights. A
-    device or profile in `asked`: also the modelled speed-up, at the context that the texts have.
+    where nothing is measured. `training`: how the draft was trained, `trained_tokens`: on so many
+    of the target's text (None: as is known of it). `tau`: published tokens a round at `gamma`,
+    instead of a measurement. `dtype`: of target and draft while they are compared. `explain`: also
+    the prior's terms; alone where the draft is a shape without weights. A device or profile in
+    `asked`: also the modelled speed-up.
     """
 
     target: str
@@ -121,8 +121,7 @@ class AcceptanceRequest:
 @dataclass(frozen=True)
 class DraftRef:
     """A draft that was found but not loaded. `ref` None: nothing but a config.json. `at_hand`: its
-    weights lie on this machine, or were asked for by their hub id; a catalogue name may still have
-    some on the hub."""
+    weights lie here, or were asked for by hub id; of a catalogue name some may be on the hub."""
 
     name: str
     architecture: Architecture
@@ -150,11 +149,8 @@ def find_draft(name: str) -> DraftRef:
 
 def measure_acceptance(request: AcceptanceRequest) -> DraftAcceptance:
     """alpha, acceptance by position and tau at gamma 1..8 of a draft, on text that the target
-    writes for the prompts; also written to `request.output`.
-
-    Raises ArchsearchError: a target or draft without weights, tokenizers that differ, prompts that
-    are too short, answers too short for a single round.
-    """
+    writes for the prompts; also written to `request.output`. Raises ArchsearchError for models
+    without weights, tokenizers that differ, prompts or answers that are too short."""
     request.check()
     target, kind = resolve_target(request.target), untrained(request.draft)
     if kind is not None and request.tau is not None:
@@ -249,11 +245,8 @@ def _exit(trace: Trace, layer: int, scorer: Scorer | None) -> Measured:
 def record(
     request: AcceptanceRequest, target: TargetRef, draft: DraftRef
 ) -> tuple[Trace, list[str], int]:
-    """The trace of the draft over the target's text, notes for the user, and the mean number of
-    tokens in the KV cache.
-
-    Raises MissingDataError for a draft without weights.
-    """
+    """The trace of the draft over the target's text, notes for the user, and the mean tokens in the
+    KV cache. Raises MissingDataError for a draft without weights."""
     if not draft.has_weights or draft.ref is None:
         raise MissingDataError(
             f"draft {draft.name!r} has no weights to measure; give a folder with model.safetensors"

@@ -48,8 +48,8 @@ COPIED_TO_RANK = (
 
 
 def copy_draft(source: Path, destination: Path, gamma: int) -> None:
-    """Copy the files of a draft folder, each by rename, weights last. Gamma is written where
-    transformers reads it: generation_config.json."""
+    """Copy the files of a draft folder, each by rename, weights last; gamma goes where transformers
+    reads it (generation_config.json)."""
     (destination / WEIGHTS_FILE).unlink(missing_ok=True)
     for name in sorted(COPIED_TO_RANK, key=lambda name: name == WEIGHTS_FILE):
         if (source / name).is_file():
@@ -62,7 +62,7 @@ def copy_draft(source: Path, destination: Path, gamma: int) -> None:
 
 def write_report(run: Run, session: SearchSession | None = None) -> Path:
     """report.html of a run, and curves.json, which it draws, where its scores have changed.
-    `session`: the run's own, where there is one at hand."""
+    `session`: the run's own, if at hand."""
     from archsearch.pipeline.curves import renew_curves
 
     renew_curves(run, session)

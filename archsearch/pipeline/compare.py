@@ -45,9 +45,8 @@ hold each."""
 
 
 ALSO_ASKED: Final = (
-    *("families", "space", "trials", "max_gamma", "host", "routing_skew"),
-    *("memory_fraction", "draft_tensor_parallel"),
-)
+    "families space trials max_gamma host routing_skew memory_fraction draft_tensor_parallel"
+).split()
 """Of a run's arguments, what else changes its answer."""
 
 
@@ -119,11 +118,8 @@ class _Opened:
 
 
 def compare_runs(paths: Sequence[Path]) -> Comparison:
-    """Runs side by side, and the first against each of the others.
-
-    Raises ArchsearchError for fewer than two, for one that is no run, and for one whose search has
-    not finished.
-    """
+    """Runs side by side, and the first against each of the others. Raises ArchsearchError for fewer
+    than two, and for one whose search has not finished."""
     if len(paths) < 2:
         raise ArchsearchError("compare needs two runs or more: archsearch compare runs/a runs/b")
     for path in paths:
@@ -136,11 +132,12 @@ def compare_runs(paths: Sequence[Path]) -> Comparison:
     found = [item.conditions() for item in opened]
     every = dict.fromkeys(name for each in found for name in each)
     conditions = {name: tuple(each.get(name, "") for each in found) for name in every}
-    both = [
-        {name: (values[0], values[number]) for name, values in conditions.items()}
-        for number in range(len(opened))
-    ]
-    pairs = tuple(_pair(opened[0], *each) for each in zip(opened[1:], both[1:], strict=True))
+    pairs = tuple(
+        _pair(
+            opened[0], other, {name: (all_[0], all_[number]) for name, all_ in conditions.items()}
+        )
+        for number, other in enumerate(opened[1:], start=1)
+    )
     notes = tuple(
         f"{item.name} cannot be priced any more: {item.why}" for item in opened if item.why
     )

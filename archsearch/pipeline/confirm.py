@@ -1,9 +1,8 @@
 """`archsearch confirm`: a candidate in a real engine beside its prediction, term by term.
 
-By prompt, one request at a time: every prompt runs with and without the draft, back to back. Under
-load, several requests in flight and medians over interleaved repeats; a draft without weights runs
-with random ones and synthetic acceptance at the predicted rates, so that a shape is proved before
-it is trained.
+By prompt: every prompt runs with and without the draft, back to back. Under load, several requests
+in flight and medians over interleaved repeats; a draft without weights runs with random ones and
+synthetic acceptance at the predicted rates: a shape is proved before it is trained.
 """
 
 from __future__ import annotations
@@ -182,11 +181,8 @@ def confirm_rank(
     choice: EngineChoice | None = None,
 ) -> Confirmed:
     """Run target alone and target + draft in the engine, interleaved, on held-out prompts; write
-    confirmed.json. Where no `gammas` are asked for, a draft that gains by stopping where it is
-    unsure, by replay, runs so beside its gamma.
-
-    Raises MissingDataError for a rank without weights.
-    """
+    confirmed.json. Without `gammas` a draft that gains by stopping where it is unsure, by replay,
+    runs so beside its gamma. Raises MissingDataError for a rank without weights."""
     bench = Bench(session, choice or EngineChoice(), trainer)
     _check_rank(bench, session.run.score(rank))
     named = f"{shell_path(session.run.path)} --rank {rank}"
@@ -366,7 +362,7 @@ def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
 
 def seen_words(trainer: DraftTrainer, folder: Path, file: Path | None = None) -> str | None:
     """Why the prompts that confirm, those of a `file` or held-out ones, were seen when the draft in
-    `folder` was trained or chosen; None where neither has seen them."""
+    `folder` was trained or chosen; None where not."""
     prompts, training = trainer.prompts, read_training(folder)
     if file is not None:
         return None if training and training.taken_from else prompts.seen_words(read_prompts(file))

@@ -127,11 +127,8 @@ ALPHAS: Final = tuple(round(0.05 * step, 2) for step in range(1, 20))
 
 
 def renew_curves(run: Run, session: SearchSession | None = None) -> None:
-    """curves.json of a run, where its scores have changed since, or there is none.
-
-    A run that cannot be reopened here (its profile or target lies elsewhere) gets a file that says
-    why nothing is drawn. Raises nothing but OSError.
-    """
+    """curves.json of a run, where there is none or its scores have changed. A run that cannot be
+    reopened here gets a file that says why nothing is drawn. Raises nothing but OSError."""
     try:
         state = state_of(run.scores())
     except WRONG_SHAPE:

@@ -27,9 +27,9 @@ from archsearch.runs.tables import ENGINES_FILE, EngineWays, Way
 
 
 def write_engines(session: SearchSession) -> None:
-    """engines.json of a run: every engine that is installed, at the run's precision and at those
-    that its own passes were measured in. Nothing on a GPU, over a mix of work or at several
-    requests at once, and where one engine is all there is."""
+    """engines.json of a run: every engine that is installed, at the run's precision and at those of
+    its own measured passes. Nothing on a GPU, over a mix, at several requests at once, or where one
+    engine is all there is."""
     source, request = session.source, session.request
     here = [row.engine for row in overview() if row.installed]
     apart = request.mix is not None or session.scorer.workload.batch_size > 1

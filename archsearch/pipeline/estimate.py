@@ -61,11 +61,11 @@ PADDING: Final = 512
 class EstimateRequest:
     """What `archsearch estimate` was asked.
 
-    `drafts`: names as `models.targets.resolve_drafter` takes them. `alpha`: `prior`, or a
-    number; `gamma` None: the best of 1 to 16. `tau` (at `gamma`), `trained_tokens`, `training`: as
-    of `AcceptanceRequest`. `engines` and `engine_versions` (`0.16.0`, or `vllm=0.16.0`): instead of
-    the engine of `asked`; each pair is priced in each. `mix`, `training_budget_s`: as of
-    `SearchRequest`. `tree`: `topk,steps,tokens` of the tree that heads draft; None: a chain.
+    `drafts`: names as `models.targets.resolve_drafter` takes them. `alpha`: `prior`, or a number;
+    `gamma` None: the best of 1 to 16. `tau` (at `gamma`), `trained_tokens`, `training`: as of
+    `AcceptanceRequest`. `engines` and `engine_versions` (`0.16.0`, or `vllm=0.16.0`): instead of
+    that of `asked`; each pair is priced in each. `mix`, `training_budget_s`: as of `SearchRequest`.
+    `tree`: `topk,steps,tokens` that heads draft; None: a chain.
     """
 
     target: str
@@ -136,8 +136,8 @@ def _in_format(
 
 @dataclass(frozen=True)
 class Priced:
-    """One draft in one engine, as `estimate` answers it in a group of its own, and what priced it.
-    `budget`: what a drafter that nobody has published would be trained with."""
+    """One draft in one engine, in a group of its own, and what priced it. `budget`: what a drafter
+    that nobody has published would be trained with."""
 
     entry: Entry
     scorer: Scorer
@@ -150,12 +150,9 @@ class Priced:
 
 
 def estimate_drafts(request: EstimateRequest) -> Estimated:
-    """Price drafts that exist: a Score each in each engine, best first, and which of them the error
-    bars cannot tell apart.
-
-    Raises ArchsearchError for an engine that does not run such drafts, or cannot shard one over the
-    ranks.
-    """
+    """A Score of each draft in each engine, best first, and which of them the error bars cannot
+    tell apart. Raises ArchsearchError for an engine that does not run such drafts, or cannot shard
+    one."""
     priced, asked = price_drafts(request)
     best = priced[0]
     group_of = {

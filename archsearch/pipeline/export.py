@@ -50,12 +50,11 @@ def export_rank(
 ) -> dict[str, object]:
     """Export a candidate for `engines`; says what engines pay that compute the padded head.
 
-    `schedule`: a JSON file with gamma by batch size (default: the rank's own schedule.json, where
-    there is one). `gamma`: draft tokens a round for engines without a schedule (default: the
-    schedule's at the batch size that the run was asked for, else the one confirmed in the one
-    engine of `engines`, else in the run's, else the score's). An untrained candidate is refused
-    unless `allow_untrained`, which exports its shape. `draft_dtype`: of a GGUF (None: as it was
-    confirmed last, else float16).
+    `schedule`: a JSON file with gamma by batch size (default: the rank's own schedule.json).
+    `gamma`: for engines without a schedule (default: the schedule's at the run's batch size, else
+    the one confirmed in the one engine of `engines`, else in the run's, else the score's). An
+    untrained candidate is refused unless `allow_untrained`, which exports its shape. `draft_dtype`:
+    of a GGUF (None: as it was confirmed last, else float16).
     """
     engines = check_engines(engines)
     run = open_run(path)
@@ -223,13 +222,10 @@ def export_family(
     schedule: Path | None = None,
     draft_dtype: str | None = None,
 ) -> dict[str, Any]:
-    """Export a trained head of a run, ready to serve beside its target in those of `engines` that
-    run it. `draft_dtype`: of a GGUF (None: float16); `schedule`: gamma by batch size; without one
-    the head's own schedule.json, where no `gamma` is asked for.
-
-    Raises ArchsearchError for a gamma that the head was not trained for, and where none of the
-    engines runs it.
-    """
+    """Export a trained head of a run for those of `engines` that run it. `draft_dtype`: of a GGUF
+    (None: float16); `schedule`: gamma by batch size; without one the head's own schedule.json,
+    where no `gamma` is asked for. Raises ArchsearchError for a gamma that the head was not trained
+    for, and where none of the engines runs it."""
     family = head_family_of(name)
     able = check_engines(engines, family)
     if not able:

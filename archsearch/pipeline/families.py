@@ -56,8 +56,8 @@ of their dimensions matter."""
 
 @dataclass(frozen=True)
 class FamilySpaces:
-    """The space of each family of a search, in the order in which they are searched; `left_out`:
-    those that have none for this target, and why."""
+    """The space of each family of a search, in order; `left_out`: those without one for this
+    target, and why."""
 
     spaces: tuple[SearchSpace, ...]
     left_out: tuple[str, ...] = ()
@@ -68,8 +68,8 @@ class FamilySpaces:
 
 
 def kind_of(kinds: Sequence[RoundKind]) -> RoundKind:
-    """The kind of drafter by which an engine's version is judged: a draft model's where one is
-    asked for, or nothing is; else the first's."""
+    """The kind of drafter by which an engine's version is judged: a draft model's where one, or
+    nothing, is asked for; else the first's."""
     return "draft_model" if not kinds or "draft_model" in kinds else kinds[0]
 
 
@@ -82,12 +82,9 @@ def choose_families(
     trains: bool,
 ) -> tuple[str, ...]:
     """The families that a search ranks: those that were named, else all that the engine runs and
-    the target can have, where nothing is trained, and independent drafts where something is (heads
-    that were named are trained beside them).
-
-    Raises ArchsearchError for one that the engine does not run, that the target cannot have, or
-    that a search does not train.
-    """
+    the target can have; where something is trained independent drafts (heads that were named are
+    trained beside them). Raises ArchsearchError for one that the engine does not run, the target
+    cannot have, or a search does not train."""
     if trains:
         others = [name for name in asked if name not in (INDEPENDENT, *HEAD_FAMILIES)]
         if others:
@@ -125,10 +122,8 @@ def family_spaces(
     optional: bool,
 ) -> FamilySpaces:
     """The space of each family within what the engine runs; `rounds`: those of its version.
-
-    `optional`: nobody named the families, so one without a valid shape for this target, or that the
-    version does not run, is left out and named. Raises ArchsearchError where none is left.
-    """
+    `optional`: nobody named the families, so one without a valid shape, or that the version does
+    not run, is left out and named. Raises ArchsearchError where none is left."""
     found: list[SearchSpace] = []
     left: list[str] = []
     for space in spaces:
@@ -161,9 +156,9 @@ def family_rows(ranked: Sequence[Score]) -> list[RankedFamily]:
 
 
 def check_independent(score: Score, command: str, run: Path, more: str = "") -> None:
-    """Raise ArchsearchError where a rank is of a family for which a command (train, confirm or
-    export) is not done by rank, with the one that can be run next where there is one: it with
-    `more`, or the training of a head without weights."""
+    """Raise ArchsearchError where a command (train, confirm or export) is not done by rank for a
+    rank's family, with the one that can be run next: it with `more`, or the training of a head
+    without weights."""
     what = f"{command}ing"
     if score.needs is not None and score.is_found:
         raise ArchsearchError(
@@ -263,8 +258,7 @@ def published_context(
 
 
 def context_of(context: AcceptanceContext, score: Score, target: TargetRef) -> AcceptanceContext:
-    """Where acceptance is asked for of a score of a run: `context`, or made as it was where it
-    exists."""
+    """The same of a score of a run: `context`, or made as it was where it exists."""
     if score.needs is None or not score.needs.hub_id:
         return context
     found = found_as(score.needs.hub_id, target.name, target.architecture, score.family)

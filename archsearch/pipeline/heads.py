@@ -105,8 +105,8 @@ def head_rungs(session: SearchSession, trainer: DraftTrainer) -> HeadRungs:
 
 def gamma_to_train(session: SearchSession, family: HeadFamily) -> int:
     """Draft tokens a round that a head of this search is trained for: those of the run's head,
-    where there is one; else what is best for the family's usual head on this device and load, if it
-    turns out well (HOPED)."""
+    where there is one; else what is best for the family's usual head here, if it turns out well
+    (HOPED)."""
     if (head := find_head(session.run.path, family)) is not None:
         return head.plan.gamma
     drafter = _as_trained(session, family)
@@ -137,17 +137,16 @@ def head_score(
     taus: Mapping[int, Estimate] | None = None,
     scorer: Scorer | None = None,
 ) -> Score:
-    """The score of a trained head by what was measured of it, or at other `taus`; by another scorer
-    than the session's."""
+    """The score of a trained head by what was measured of it, or at other `taus`, or by another
+    scorer."""
     drafter: Drafter = resolve_drafter(str(head.folder), session.target).drafter
     known = head.taus if taus is None else taus
     return (scorer or session.scorer).measured(drafter, head.alpha, dict(known))
 
 
 def served_gamma(path: Path, head: TrainedHead) -> int:
-    """Draft tokens a round that a run's head is served with unless something else is asked: the
-    best by held-out text in the run's engine; where its profile is gone all that it was trained
-    for."""
+    """Draft tokens a round that a run's head is served with: the best by held-out text in the run's
+    engine; where its profile is gone all that it was trained for."""
     try:
         return head_score(SearchSession.reopen(path), head).gamma
     except MissingDataError:
@@ -157,8 +156,8 @@ def served_gamma(path: Path, head: TrainedHead) -> int:
 def write_family_table(
     session: SearchSession, trainer: DraftTrainer, trained: Sequence[TrainedDraft]
 ) -> list[FamilyRow]:
-    """The best of every family that was trained or needs no training, measured on the run's
-    held-out text, fastest first; kept as families.json."""
+    """The best of every family that was trained or needs no training, on the run's held-out text,
+    fastest first; kept as families.json."""
     scorer, run, engine = session.scorer, session.run, session.request.engine
     tokens = f"{trainer.texts.choosing().written_tokens:,} held-out tokens"
     found: list[FamilyRow] = []

@@ -139,12 +139,12 @@ def _drafts_that_exist(session: SearchSession, belief: Belief) -> Iterator[Step]
 def existing_drafts(target: TargetRef) -> list[TargetRef]:
     """Models of the catalogue that could draft for a target: weights to be had, of its family (or
     made for it) with its vocabulary, at most a third of its size."""
-    same = [
+    same = (
         entry.family
         for entry in catalogue.entries()
         if entry.name == target.name or entry.architecture == target.architecture
-    ]
-    family = same[0] if same else None
+    )
+    family = next(same, None)
     size = parameters(target.architecture)
     return [
         resolve_target(entry.name)

@@ -287,25 +287,19 @@ def order_of(rows: Sequence[Rival]) -> Order | None:
     """The drafters by speed-up as predicted and as measured, and the pairs that came out the other
     way round. None with fewer than two to compare."""
     predictions = {row.family: row.predicted for row in rows if row.predicted is not None}
-    seen = {row.family: row.speedup for row in rows if row.family in predictions}
     if len(predictions) < 2:
         return None
-    swapped = []
-    for one, other in itertools.combinations(predictions, 2):
-        if (predictions[one].value - predictions[other].value) * (
-            seen[one].value - seen[other].value
-        ) < 0:
-            inside = any(
-                abs(found[one].value - found[other].value)
-                <= math.hypot(found[one].std, found[other].std)
-                for found in (predictions, seen)
-            )
-            swapped.append(Swap((one, other), inside))
-    predicted, measured = (
-        tuple(sorted(found, key=lambda family: -found[family].value))
-        for found in (predictions, seen)
-    )
-    return Order(predicted, measured, tuple(swapped))
+    seen = {row.family: row.speedup for row in rows if row.family in predictions}
+    both, swapped = (predictions, seen), []
+    for pair in itertools.combinations(predictions, 2):
+        first, second = ([found[family] for family in pair] for found in both)
+        gaps = [one.value - other.value for one, other in (first, second)]
+        if gaps[0] * gaps[1] < 0:
+            bands = [math.hypot(one.std, other.std) for one, other in (first, second)]
+            inside = any(abs(gap) <= band for gap, band in zip(gaps, bands, strict=True))
+            swapped.append(Swap(pair, inside))
+    order = [tuple(sorted(found, key=lambda family: -found[family].value)) for found in both]
+    return Order(order[0], order[1], tuple(swapped))
 
 
 def _row(
@@ -315,8 +309,8 @@ def _row(
         "family": candidate.family,
         "rank": candidate.rank,
         "foretold_by_position": candidate.by_position,
-        "predicted_tau": None if score is None else score.tau,
-        "predicted_std": None if score is None else score.speedup.std,
+        "predicted_tau": score and score.tau,
+        "predicted_std": score and score.speedup.std,
     }
     if found is None:
         return Silent(gamma=candidate.gamma, **own)

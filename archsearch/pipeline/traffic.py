@@ -212,11 +212,11 @@ def bench_serve(request: BenchRequest, progress: Progress) -> Bench:
     for server in servers.values():
         named_model(server)
     text = "made up" if request.prompts is None else str(request.prompts)
-    seen = _Seen(Bench(_load_words(request, asks), text))
+    seen = _Seen(request, asks, Bench(_load_words(request, asks), text))
     for name, server in servers.items():
-        _drive(request, asks, server, seen, name, progress)
+        seen.drive(name, server, progress)
     figures = seen.figures()
-    seen.keep(request.output, figures)
+    seen.keep(figures)
     if request.estimate is not None:
         found = seen.measured["with_draft"]
         prompt = round(found.prompt_tokens) or request.prompt_tokens
@@ -225,7 +225,7 @@ def bench_serve(request: BenchRequest, progress: Progress) -> Bench:
         predicted = _predicted(request, request.estimate, load)
         errors = _errors(predicted, seen.measured)
         figures = replace(figures, predicted=predicted, relative_error=errors)
-        seen.keep(request.output, figures)
+        seen.keep(figures)
     return replace(figures, output=request.output)
 
 
@@ -234,6 +234,8 @@ class _Seen:
     """What was measured so far: the answers of each server, and what they came to. `about`: the
     load."""
 
+    request: BenchRequest
+    asks: list[Ask]
     about: Bench
     answers: dict[str, list[Answer]] = field(default_factory=dict)
     measured: dict[str, Measured] = field(default_factory=dict)
@@ -245,48 +247,41 @@ class _Seen:
         gain = found.without.tpot_s / max(found.with_draft.tpot_s, 1e-12)
         return replace(found, speedup=gain)
 
-    def keep(self, file: Path, figures: Bench, **why: object) -> None:
+    def keep(self, figures: Bench, **why: object) -> None:
         """`why`: why the figures are no more."""
         answers = {f"{name}_requests": found for name, found in self.answers.items()}
-        save(file, as_data(figures) | why | answers)
+        save(self.request.output, as_data(figures) | why | answers)
 
+    def drive(self, name: str, server: OpenAIServer, progress: Progress) -> None:
+        """What is measured is kept every 20 answers, so that a killed run loses few, and where this
+        ends early, whatever ends it."""
+        request, asks, answers = self.request, self.asks, list[Answer]()
+        self.answers[name] = answers
 
-def _drive(
-    request: BenchRequest,
-    asks: list[Ask],
-    server: OpenAIServer,
-    seen: _Seen,
-    name: str,
-    progress: Progress,
-) -> None:
-    """What is measured is kept every 20 answers, so that a killed run loses few, and where this
-    ends early, whatever ends it."""
-    answers = seen.answers[name] = []
+        def keep(**why: object) -> None:
+            if why or len(answers) % 20 == 0:
+                self.keep(self.figures(), **(why or {"unfinished": True}))
 
-    def keep(**why: object) -> None:
-        if why or len(answers) % 20 == 0:
-            seen.keep(request.output, seen.figures(), **(why or {"unfinished": True}))
-
-    try:
-        drive(
-            server,
-            asks,
-            answers,
-            in_flight=request.concurrency,
-            temperature=request.temperature,
-            kept=keep,
-            progress=progress,
-        )
-        seen.measured[name] = summary(answers)
-    except BaseException as error:
-        words = str(error) or f"stopped by hand after {len(answers)} of {len(asks)} requests"
-        keep(stopped=words)
-        words = f"{words}; what was measured is kept in {request.output}"
-        if isinstance(error, KeyboardInterrupt):
-            raise KeyboardInterrupt(f"{words}; the same command begins anew") from error
-        if not isinstance(error, RunFailed):
-            raise
-        raise RunFailed(words) from error
+        try:
+            drive(
+                server,
+                asks,
+                answers,
+                in_flight=request.concurrency,
+                temperature=request.temperature,
+                kept=keep,
+                progress=progress,
+            )
+            self.measured[name] = summary(answers)
+        except BaseException as error:
+            words = str(error) or f"stopped by hand after {len(answers)} of {len(asks)} requests"
+            keep(stopped=words)
+            words = f"{words}; what was measured is kept in {request.output}"
+            if isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt(f"{words}; the same command begins anew") from error
+            if not isinstance(error, RunFailed):
+                raise
+            raise RunFailed(words) from error
 
 
 def load_of(request: BenchRequest) -> tuple[list[Ask], LoadPart]:
@@ -308,11 +303,8 @@ def load_of(request: BenchRequest) -> tuple[list[Ask], LoadPart]:
             return texts[number % len(texts)]
         return f"{number}. {' '.join(map(str, rng.choice(WORDS, size=max(1, tokens - 3))))}"
 
-    tokens, count, rate = (
-        (request.prompt_tokens, request.output_tokens),
-        request.requests,
-        request.rate,
-    )
+    tokens = request.prompt_tokens, request.output_tokens
+    count, rate = request.requests, request.rate
     lengths = Lengths.of(tokens[:1]), Lengths.of(tokens[1:])
     if request.trace is not None:
         trace = read_trace(request.trace)

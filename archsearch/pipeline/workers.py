@@ -264,9 +264,9 @@ def workers_beside(session: SearchSession) -> Iterator[SharedWork | None]:
     storage = request.storage or str(session.run.storage_file)
     # workers may begin in another folder
     storage = storage if "://" in storage else str(Path(storage).resolve())
-    gpu = session.source.device.kind != "cpu" and request.confirm > 0  # scoring needs none
-    # what is wrong with it is said before anything is announced
-    executor = make_executor(request.executor, gpu)
+    on_cpu = session.source.device.kind == "cpu"
+    # what is wrong with it is said before anything is announced; scoring needs no GPU
+    executor = make_executor(request.executor, not on_cpu and request.confirm > 0)
     name = announce(session, storage)
     with ExitStack() as stack:
         shared = None
@@ -274,7 +274,6 @@ def workers_beside(session: SearchSession) -> Iterator[SharedWork | None]:
             shared = SharedWork(storage, name, session.run.info["created"])
             stack.enter_context(shared.held())
         try:
-            on_cpu = session.source.device.kind == "cpu"
             gpus = [] if on_cpu else [gpu.uuid for gpu in visible_gpus() if gpu.uuid]
             for number in range(1, request.workers):
                 environment = {STORAGE_VARIABLE: storage, "OMP_NUM_THREADS": "1"}

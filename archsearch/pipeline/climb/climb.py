@@ -45,9 +45,9 @@ PROBE_SHARE: Final = 0.05  # of the time for full trainings, at most, for each o
 
 @dataclass
 class Climb:
-    """A search that trains, in progress. `space`: of the independent drafts, `pool`: all shapes of
-    it that are looked at, best first; `out`: those that cannot win, and why; `wanted`, `most`: how
-    many finalists at least and at most; `heads`: of the other families that were asked for."""
+    """A search that trains, in progress. `space`: of the independent drafts, `pool`: its shapes
+    that are looked at, best first; `out`: those that cannot win, and why; `wanted`, `most`: how
+    many finalists; `heads`: of the other families that were asked for."""
 
     space: SearchSpace
     plan: Plan
@@ -73,8 +73,8 @@ class Climb:
         return self.belief.scorer
 
     def climb(self) -> list[TrainedDraft]:
-        """Rounds of short trainings, or none of them, then the finalists and the heads that are
-        left; in the order of training."""
+        """Rounds of short trainings, or none, then the finalists and the heads that are left; in
+        the order of training."""
         if self.plan.climbs:
             self._short_trainings()
         else:
@@ -121,8 +121,8 @@ class Climb:
         self.state.heads += [HeadEntry(*each) for each in new]
 
     def rounds(self, first: Sequence[Score]) -> None:
-        """Successive halving over short trainings, until one is left, the seconds are gone or
-        knowing more brings nothing."""
+        """Successive halving, until one is left, the seconds are gone or knowing more brings
+        nothing."""
         if len(first) < 2:
             self.file.note("rung 1: left out, the prior leaves one candidate")
             return
@@ -212,8 +212,8 @@ class Climb:
         return rungs.contenders(values, lambda i, j: gaps(scores[i], scores[j]))
 
     def expand_neighbourhood(self) -> None:
-        """Take the neighbours of the best into the pool: what was learnt may have moved the best to
-        where rung 0 did not look."""
+        """Take the neighbours of the best into the pool: it may have moved to where rung 0 did not
+        look."""
         space, target = self.space, self.scorer.target
         for score in self.standings()[:5]:
             shape = score.architecture
@@ -246,8 +246,8 @@ class Climb:
         return max(left_s, self.state.rung_end_s + least_s - elapsed_s)
 
     def aim(self, seconds: float) -> None:
-        """What a full training in `seconds` is foreseen to see, with the text that is worth writing
-        before it: what curves are carried on to."""
+        """What a full training in `seconds` is foreseen to see, with the text worth writing before
+        it."""
         by_speed = sorted(self.belief.shorts.values(), key=lambda short: short.tokens_per_s)
         split = self.trainings.split_minutes(by_speed[len(by_speed) // 2].architecture, seconds)
         tokens = max(rungs.FIRST_TOKENS, int(split.tokens))

@@ -104,11 +104,11 @@ def confirm_seconds(
     session: SearchSession, prompt_tokens: float, slowdown: float | None = None
 ) -> tuple[float, float]:
     """(seconds per prompt of `prompt_tokens` tokens, fixed seconds) of confirming one draft, from
-    the profile's times and the machine's speed now (`slowdown`: where that is known).
+    the profile's times and the machine's speed (`slowdown`, where known).
 
     A prompt is read by the target alone, and in each of DRAFTS ways by the target beside the draft
-    and by the draft. A token of it is priced at what one more costs a verification pass (long
-    passes use a machine better); the draft as the target's share that a typical speed-up leaves.
+    and by the draft. A token of it is priced at what one more costs a verification pass; the draft
+    as the target's share that a typical speed-up leaves.
     """
     slowdown = slowdown or machine_slowdown(session.source) or 1.0
     scorer, request = session.scorer, session.request
@@ -131,9 +131,8 @@ def confirming_tokens(session: SearchSession) -> list[int]:
 
 
 def affordable_prompts(session: SearchSession, file: StateFile, plan: Plan, drafts: float) -> int:
-    """Prompts to confirm each of `drafts` on in the time that is left; never more than planned
-    twice over, never below LEAST_PROMPTS. The best head beside the best draft is COMPARISON_COST of
-    them."""
+    """Prompts to confirm each of `drafts` on in the time that is left, from LEAST_PROMPTS to twice
+    the plan's. The best head beside the best draft is COMPARISON_COST of them."""
     wanted = session.request.confirm_prompts
     per_prompt, fixed = confirm_seconds(session, float(np.mean(confirming_tokens(session))))
     left = (1.0 - rungs.MARGIN_SHARE / 2) * plan.budget_s - file.elapsed_s()
@@ -147,8 +146,8 @@ _WHAT: Final = ("prior", "short training", "full training")
 
 
 def trial_rows(rows: Sequence[Mapping[str, object]], state: ClimbState) -> list[dict[str, object]]:
-    """Rows of trials.csv with what each rung said of a shape: the rung it reached, its state, alpha
-    with its source per rung."""
+    """Rows of trials.csv with the rung that a shape reached, its state, alpha with its source per
+    rung."""
     found: dict[str, list[RungRow]] = {}
     for record in state.rungs:
         found.setdefault(_key(record.shape.to_dict()), []).append(record)
@@ -185,8 +184,7 @@ def _key(shape: Mapping[str, object]) -> str:
 
 
 def summary(state: ClimbState) -> list[dict[str, object]]:
-    """One entry per rung and round: how many candidates, minutes, the best score, what was
-    dropped."""
+    """One entry per rung and round: candidates, minutes, the best score, what was dropped."""
     groups: dict[tuple[int, int], list[RungRow]] = {}
     for record in state.rungs:
         groups.setdefault((record.rung, record.round), []).append(record)

@@ -38,9 +38,9 @@ FORESEEN_STD: Final = 0.15
 
 @dataclass(frozen=True)
 class HeadRungs:
-    """The heads of a search. `gammas`: of each family that was asked for, the draft tokens a round
-    that it is trained for; `train`: to so many seconds in all, going on where the head stopped;
-    `score`: by what was measured of it at the taus given (None: its own)."""
+    """The heads of a search. `gammas`: by family that was asked for, the draft tokens a round that
+    it is trained for; `train`: to so many seconds in all; `score`: by what was measured of it, at
+    the taus given (None: its own)."""
 
     gammas: Mapping[HeadFamily, int]
     train: Callable[[HeadPlan, float], TrainedHead]
@@ -52,8 +52,7 @@ class HeadRungs:
         return 1.0 + HEAD_RUNG * len(self.gammas)
 
     def trained(self, entry: HeadEntry, seconds: float, file: StateFile) -> TrainedHead | None:
-        """The head of an entry, trained to `seconds` in all; None, noted, for one that fails: it
-        is no reason to lose a search."""
+        """The head of an entry, trained to `seconds` in all; None, noted, for one that fails."""
         start = file.clock()
         try:
             head = self.train(HeadPlan.usual(entry.family, self.gammas[entry.family]), seconds)
@@ -71,8 +70,8 @@ class HeadRungs:
 def short_trainings(
     heads: HeadRungs, file: StateFile, left_s: Callable[[], float], leader: Score
 ) -> None:
-    """One short training of each family of heads, and who of them neither the best draft
-    (`leader`) nor another head leaves a chance."""
+    """One short training of each family of heads; those go that the best draft (`leader`) or
+    another head leaves no chance."""
     state = file.state
     seconds = HEAD_RUNG * (state.rung_s or rungs.rung_share(left_s()) / heads.rung_divisor)
     known = {entry.family for entry in state.heads}
@@ -149,8 +148,8 @@ def race(
     left_s: Callable[[], float],
 ) -> list[TrainedDraft]:
     """Train the heads that are left as long as the best draft was, then the best family with the
-    time that remains, on more text where it has learnt what there is; the drafts, the best of them
-    trained on where it won."""
+    time that remains, on more text where it has learnt what there is; the drafts, the best trained
+    on where it won."""
     file, state = trainings.file, trainings.file.state
     rivals = [entry for entry in state.heads if entry.state in ("kept", "trained")]
     if not rivals or not drafts:
