@@ -57,8 +57,8 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True)
 class EngineChoice(Reached):
-    """Which engine runs, in a precision other than the run's, and how it is reached; None and empty
-    mean the run's own and the defaults."""
+    """Which engine runs, in which precision, and how it is reached; None and empty mean the run's
+    own and the defaults."""
 
     name: str | None = None
     dtype: str | None = None
@@ -124,8 +124,8 @@ def check_choice(
 def serving_scorer(
     session: SearchSession, engine: str, dtype: str | None = None, draft_dtype: str | None = None
 ) -> tuple[Scorer, str]:
-    """The session's scorer with the latencies of `engine` (at another precision than the run's, of
-    the draft other than the target's), and where those come from in words."""
+    """The session's scorer with the latencies of `engine` (at another precision, of target or
+    draft), and where those come from in words."""
     dtype, chosen = dtype or served_dtype(session, engine), session.source
     own, drafts = session.request, session.scorer.workload.draft_dtype or chosen.dtype
     if (engine, dtype) == (own.engine, chosen.dtype) and draft_dtype in (None, drafts):
@@ -166,8 +166,8 @@ def served_dtype(session: SearchSession, engine: str) -> str:
 
 
 def profile_first(session: SearchSession, scorer: Scorer, engine: str, dtype: str) -> str | None:
-    """The command that measures the engine's own passes, where the prediction of `scorer` does
-    without them; None where it has them. A profile's passes are those of transformers."""
+    """The command that measures the engine's own passes, where `scorer` does without them; None
+    where it has them. A profile's passes are those of transformers."""
     if engine == "transformers" or getattr(scorer.latency, "engine_", None) is not None:
         return None
     return profile_command(session, engine, dtype)
@@ -188,8 +188,8 @@ Drafters = Mapping[str, tuple[object, int]]
 
 @dataclass(frozen=True)
 class Bench:
-    """The engine that a session's drafters run in. `largest`: the shape of the largest of them, for
-    the memory (None: no larger than the target)."""
+    """The engine that a session's drafters run in. `largest`: the shape of the largest, for the
+    memory (None: no larger than the target)."""
 
     session: SearchSession
     choice: EngineChoice
@@ -242,7 +242,7 @@ class Bench:
 
     @property
     def file_name(self) -> str:
-        """What its files are called by: the engine, and a precision other than the run's."""
+        """What its files are called by."""
         drafts = self.draft_dtype
         named = f"{self.name}-{self.dtype}" + (f"-{drafts}" if drafts else "")
         return self.name if self.own_dtype else named
@@ -310,8 +310,8 @@ class Bench:
         look: Callable[[Turn], object] = lambda turn: None,
     ) -> _R:
         """`summary` of what the plan came to; `words`: above its progress. One engine at a time is
-        alive where those of the plan do not fit the device together. `dummy`: the target's weights
-        are made up. `look`: see `run_plan`."""
+        alive where those of the plan do not fit together. `dummy`: the target's weights are made
+        up."""
         most = max(plan.concurrencies)
         longest = max(len(prompt.token_ids) for prompt in plan.prompts)
         settings = self._settings(
@@ -372,7 +372,7 @@ class Bench:
 @contextmanager
 def kept_partial(path: Path, what: str) -> Iterator[None]:
     """Where an engine fails or is stopped in the block and had come to something, that is in `path`
-    and the message says so; where all of it runs the file goes. Raises RunFailed, Stopped."""
+    and the message says so; else the file goes. Raises RunFailed, Stopped."""
     try:
         yield
         path.unlink(missing_ok=True)
@@ -386,8 +386,7 @@ def kept_partial(path: Path, what: str) -> Iterator[None]:
 
 
 def at_pace(session: SearchSession, run: Callable[[], _R]) -> tuple[_R, float | None]:
-    """What `run` returns, and the machine's mean slowdown against its profile before and after
-    (None: not known)."""
+    """What `run` returns, and the machine's mean slowdown before and after (None: not known)."""
     before = machine_slowdown(session.source)
     found = run()
     known = [each for each in (before, machine_slowdown(session.source)) if each is not None]
@@ -400,8 +399,8 @@ def mid_answer(prompts: Sequence[EnginePrompt], tokens: int) -> int:
 
 
 def engine_target(ref: TargetRef, engine: str, dtype: str) -> Path | str:
-    """What an engine outside this process loads as the target: a folder or a hub id; one on GGUF
-    files the target's own file, where that is of the precision `dtype`."""
+    """What an engine outside this process loads as the target: a folder, a hub id, or, where it is
+    of the precision `dtype`, the target's own GGUF file."""
     from archsearch.models.load import packaged_gguf, weights_source
 
     if ref.weights and engine_facts(engine).gguf:
@@ -437,8 +436,8 @@ def write_shape(arch: Architecture, folder: Path) -> Path:
 
 def can_run(name: str, ref: TargetRef) -> bool:
     """Whether the target's own weights run; False where the engine makes them up, as it does for
-    dense ones that would be loaded from a hub (experts of random weights are not chosen as a
-    model's own). MissingDataError where it cannot."""
+    dense ones of a hub (experts of random weights are not chosen as a model's own).
+    MissingDataError where it cannot."""
     of_hub = ref.folder is None and not ref.weights and not ref.architecture.num_experts
     if of_hub and engine_facts(name).dummy_weights:
         return False

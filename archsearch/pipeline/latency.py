@@ -65,11 +65,9 @@ GAMMAS: Final = (1, 2, 3, 4)
 
 @dataclass(frozen=True)
 class LatencySource:
-    """A latency model and where it comes from, in words and as data for run.yaml.
-
-    `served`: which engine of which version serves, and how it runs a draft, in words; `rounds`: the
-    same as data, on a GPU. `version` None: nobody knows which is served.
-    """
+    """A latency model and where it comes from, in words and as data for run.yaml. `served`: which
+    engine of which version serves, and how it runs a draft, in words; `rounds`: the same as data,
+    on a GPU. `version` None: nobody knows."""
 
     latency: LatencyOfRounds
     device: Device
@@ -91,11 +89,8 @@ class LatencySource:
 
 
 def fitting_ranks(device: Device, target: Architecture, workload: Workload) -> int:
-    """The fewest devices (1, 2, 4, 8) of a machine that hold the target with a tenth of their
-    memory to spare for a draft. `workload`: of one device.
-
-    Raises ArchsearchError where not even all do.
-    """
+    """The fewest devices (RANKS) of a machine that hold the target with a tenth of their memory to
+    spare for a draft. `workload`: of one. Raises ArchsearchError where not even all do."""
     usable, most = usable_bytes(device, workload), device.per_machine or RANKS[-1]
     for ranks in (each for each in RANKS if each <= most):
         shared = replace(workload, tensor_parallel=ranks)
@@ -118,12 +113,9 @@ def fitting_ranks(device: Device, target: Architecture, workload: Workload) -> i
 def served_target(ref: TargetRef, asked: WorkloadRequest) -> TargetRef:
     """`ref` as it will be served: with the routing skew that was asked for, and its layers' weights
     in the format that `--dtype` names, else in that of the published ones. fp8 is the dtype of the
-    pass where the device computes in it and was measured so, and a format of weights alone
-    elsewhere (on Ampere).
-
-    Raises ArchsearchError for published weights in a format that nobody prices and no dtype asked
-    for, and for quantised weights on a CPU.
-    """
+    pass where the device was measured so, and a format of weights alone elsewhere (on Ampere).
+    Raises ArchsearchError for published weights in a format that nobody prices, and for quantised
+    weights on a CPU."""
     ref = ref.routed(asked.routing_skew)
     name = None if asked.dtype is None else served_name(asked.dtype)
     published = ref.architecture.served_dtype
@@ -165,12 +157,12 @@ def choose_latency(
 ) -> tuple[LatencySource, Workload]:
     """The latency model that answers, and the workload with everything chosen that was left open.
 
-    The model is that of the profile named, or of the device's profile; where nobody profiled it,
-    the kernels of a relative carried over by the datasheets, and without a relative the datasheet
-    roofline (each said so). Without a dtype: that of quantised published weights, else
-    `fastest_dtype`. `drafter`: a kind whose rounds the engine must run. Raises ArchsearchError
-    where no number of devices holds the target, or the engine's version runs no such drafter,
-    MissingDataError without a usable profile.
+    The model is that of the profile named, or of the device's; where nobody profiled it, the
+    kernels of a relative carried over by the datasheets, and without one the datasheet roofline
+    (each said so). Without a dtype: that of quantised published weights, else `fastest_dtype`.
+    `drafter`: a kind whose rounds the engine must run. Raises ArchsearchError where no number of
+    devices holds the target, or the engine's version runs no such drafter, MissingDataError without
+    a usable profile.
     """
     profile, device = _profile_and_device(asked)
     if target.weight_format:  # all but the weights is in 16 bits
@@ -272,8 +264,8 @@ def _workload(
 
 
 def tables_of(device: Device, dtype: str) -> Profile | None:
-    """Kernels in `dtype` of a GPU, else of the nearest of its generation: imported tables of an
-    engine's before what torch ran, the user's own first."""
+    """Kernels in `dtype` of a GPU, else of the nearest of its generation: imported tables before
+    what torch ran, the user's own first."""
     near = [
         other
         for other in devices().values()
@@ -389,8 +381,8 @@ def _profiled(
 def engine_tables(
     profile: Profile, device: Device, dtype: str, mode: str, engine: str
 ) -> Profile | None:
-    """Tables in place of the kernels that torch ran on a GPU, where `engine` runs its own: of
-    several requests or tokens torch's attention takes up to four times as long."""
+    """Tables in place of torch's kernels on a GPU, where `engine` runs its own: of several requests
+    or tokens torch's attention takes up to four times as long."""
     if device.kind != "gpu" or profile.imported or mode != "graph":
         return None
     found = None if engine_facts(engine).in_process else tables_of(device, dtype)
@@ -410,11 +402,9 @@ def _about(model: LatencyModel) -> dict[str, object]:
 
 
 def fastest_dtype(step_s: Mapping[str, float], verify_s: Callable[[str, int], float]) -> str:
-    """The dtype in which the target decodes fastest (a speed-up over a slower one is none); of
-    those within AS_FAST of it, which a profile can hardly tell apart, the one in which a token
-    takes least once there is a draft that costs nothing (docs/decisions/006). `verify_s`: of a
-    dtype and one of GAMMAS.
-    """
+    """The dtype in which the target decodes fastest; of those within AS_FAST of it, which a profile
+    can hardly tell apart, the one in which a token takes least once there is a draft that costs
+    nothing (docs/decisions/006). `verify_s`: of a dtype and one of GAMMAS."""
     if len(step_s) == 1:
         return next(iter(step_s))
 
@@ -494,13 +484,10 @@ def acceptance_for(
     temperature: float = 0.0,
     state: Path | None = None,
 ) -> tuple[AcceptanceEstimator, str]:
-    """The estimator that `--alpha` names, and what it rests on in words.
-
-    A number; or a row of `acceptance.registry`, fitted to what earlier runs in `runs` measured for
-    this target, as far as their text is like the `asked` one. `state`: the file that keeps the
-    prior that a search began with, written when it is new; what the earlier runs moved is its
-    `earlier`.
-    """
+    """The estimator that `--alpha` names, and what it rests on in words: a number, or a row of
+    `acceptance.registry`, fitted to what earlier runs measured for this target, as far as their
+    text is like the `asked` one. `state`: the file that keeps the prior that a search began with,
+    written when it is new; what the earlier runs moved is its `earlier`."""
     if choice not in CHOICES:
         return GivenAcceptance(float(choice)), "given"
     if state is not None and state.exists():
@@ -525,12 +512,8 @@ def acceptance_for(
 
 
 def machine_slowdown(source: LatencySource) -> float | None:
-    """How much slower this CPU is now than when its profile was started, by the profile's own
-    probe; None where there is none.
-
-    Predicted times are at the profile's reference speed. A busy machine slows target and draft
-    alike, so speed-ups keep.
-    """
+    """How much slower this CPU is than when its profile was started, by the profile's own probe;
+    None without one. A busy machine slows target and draft alike: speed-ups keep."""
     if not isinstance(source.latency, LatencyModel) or source.device.kind != "cpu":
         return None
     reference = source.latency.profile.probe_reference_s.get(source.dtype)

@@ -1,9 +1,8 @@
-"""What to measure next: the measurements that a user can make after a search, what each would
-teach, its minutes, its command.
+"""What to measure next: the measurements that a user can make after a search, what each would teach
+(`search.next_measurement`), its minutes, its command.
 
-What a measurement teaches: `search.next_measurement`. Its minutes come from the command's own
-budget, or from the times that the search itself predicts; constants that nobody measured on this
-machine are said in `minutes_from`.
+Minutes come from the command's own budget, or from the times that the search predicts; constants
+that nobody measured on this machine are said in `minutes_from`.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ SHOWN_LEAST: Final = 0.001
 
 def next_steps(session: SearchSession, scores: Sequence[Score]) -> list[Step]:
     """The measurements that would teach something about a ranking that nothing confirmed, most per
-    minute first: of each kind the best. `scores`: the search's, best first."""
+    minute first: of each kind the best."""
     if not scores:
         return []
     belief = Belief(session.scorer, scores, session.context_of)
@@ -137,8 +136,8 @@ def _drafts_that_exist(session: SearchSession, belief: Belief) -> Iterator[Step]
 
 
 def existing_drafts(target: TargetRef) -> list[TargetRef]:
-    """Models of the catalogue that could draft for a target: weights to be had, of its family (or
-    made for it) with its vocabulary, at most a third of its size."""
+    """Models of the catalogue that could draft for a target: weights to be had, of its family with
+    its vocabulary, at most a third of its size."""
     same = (
         entry.family
         for entry in catalogue.entries()

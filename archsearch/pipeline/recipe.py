@@ -50,12 +50,9 @@ class RecipeRequest:
 
 
 def make_recipe(request: RecipeRequest) -> MadeRecipe:
-    """Write the folder that trains a rank of a run.
-
-    Raises ArchsearchError for a rank that needs no training or exists already, a library that does
-    not train its family or shape, too few GPUs; MissingDataError for a target of which neither a
-    hub id nor a folder is known.
-    """
+    """Write the folder that trains a rank of a run. Raises ArchsearchError for a rank that needs no
+    training, a library that does not train its family or shape, too few GPUs; MissingDataError for
+    a target of which neither a hub id nor a folder is known."""
     run = open_run(request.run)
     score = run.score(request.rank)
     needs = _training(score, request.run, run.scores())

@@ -29,11 +29,8 @@ def free_layers(scorer: Scorer, score: Score) -> float | None:
 
 def warnings_of(source: LatencySource, priced: Sequence[tuple[str, Scorer, Score]]) -> list[str]:
     """What a reader must know of the engine's version: that its figures are another's, that it runs
-    drafts, or many rows, without graphs, and what mends it.
-
-    `priced`: name, scorer and score of drafts in it; the one that would be fastest with graphs is
-    mentioned, by name where there are several.
-    """
+    drafts, or many rows, without graphs, and what mends it. `priced`: name, scorer and score of
+    drafts; the one that would be fastest with graphs is mentioned."""
     rounds = source.rounds
     if rounds is None:
         return []
@@ -106,8 +103,8 @@ def too_long(scorer: Scorer, context: int) -> list[str]:
 
 
 def difference(draft: str, better: Score, worse: Score, worse_there: Score) -> Difference:
-    """The term that makes the difference between two engines. `worse_there`: the worse engine at
-    the better one's gamma."""
+    """The term that sets two engines apart. `worse_there`: the worse engine at the better one's
+    gamma."""
     parts = error_by_term(better.terms, worse_there.terms)
     terms = ("decode_s", "draft_s", "verify_s", "overhead_s")
     term = max(terms, key=lambda name: float(getattr(parts, name)))

@@ -93,8 +93,8 @@ def scored_by(scorer: Scorer, score: Score, folder: Path | None = None) -> Score
 
 
 def usual_batches(scorer: Scorer, device: Device) -> list[int]:
-    """Batch sizes that are looked at: up to twice the largest of which passes were measured; 1
-    alone where an engine runs one request at a time on a GPU."""
+    """Batch sizes that are looked at: up to twice the largest that was measured; 1 alone where an
+    engine runs one request at a time on a GPU."""
     if device.kind == "gpu" and not engine_facts(scorer.latency.engine).batches:
         return [1]
     largest = scorer.latency.largest_batch
@@ -109,11 +109,9 @@ def schedule_points(
     device: Device,
     batch_sizes: Iterable[int] = BATCH_SIZES,
 ) -> list[SchedulePoint]:
-    """The best gamma at each batch size that fits the device's memory, ascending.
-
-    gamma 0 where no gamma is faster than drafting nothing. tau does not depend on the batch:
-    requests are accepted apart. Raises ArchsearchError where not even the smallest batch fits.
-    """
+    """The best gamma at each batch size that fits the device's memory, ascending; 0 where none is
+    faster than drafting nothing. tau does not depend on the batch. Raises ArchsearchError where not
+    even the smallest batch fits."""
     points = []
     for batch in sorted(set(batch_sizes)):
         served = replace(scorer.workload, batch_size=batch)
@@ -131,7 +129,7 @@ def schedule_points(
 def schedule_point(
     scorer: Scorer, draft: Draft, alpha: Estimate, taus: dict[int, Estimate], batch: int
 ) -> SchedulePoint:
-    """The best gamma at one batch size, 0 where none is faster than drafting nothing."""
+    """The same at one batch size."""
     local = scorer.at_batch(batch)
     scores = {
         gamma: local.measured(draft, alpha, taus, gammas=[gamma])
@@ -148,11 +146,9 @@ def schedule_point(
 
 def adaptive_speedup(scorer: Scorer, draft: Draft, tokens: Estimate, gamma: int) -> Estimate:
     """Speed-up of drafting `gamma` tokens for every request and verifying as many of all of them as
-    bring the most tokens a second, the likeliest first: vLLM's adaptive verification.
-
-    `tokens`: tau where all are verified. Its doubt is the caller's; the std here is that of what
-    the engine can forecast and of what choosing costs it.
-    """
+    bring the most tokens a second, the likeliest first: vLLM's adaptive verification. `tokens`: tau
+    where all are verified. Its doubt is the caller's; the std here is that of what the engine can
+    forecast and of what choosing costs."""
     latency, target, work = scorer.latency, scorer.target, scorer.workload
 
     served, graph, roomy = latency.rounds, None, latency
@@ -186,9 +182,8 @@ def _adaptive(
     asked: _Asked, draft: Draft, taus: Mapping[int, Estimate], schedule: GammaSchedule
 ) -> Adaptive | None:
     """Adaptive verification beside the schedule, with the gamma that loses least on it at its worst
-    batch size: its speed-up at each point, and which to use. None where the engine has none for
-    such a drafter, or does not start with it: of an older version, under other switches, without
-    CUDA graphs (so on any CPU)."""
+    batch size. None where the engine does not start with it for such a drafter: of an older
+    version, under other switches, without CUDA graphs (so on any CPU)."""
     facts, rounds = engine_facts(asked.engine), asked.scorer.latency.rounds
     most = largest_gamma(schedule.ranges, 0)
     able = [gamma for gamma in sorted(schedule.points[0].by_gamma) if 0 < gamma <= most]
@@ -242,12 +237,9 @@ def schedule_rank(
     session: SearchSession, rank: int, engine: str | None = None, batch_sizes: Sequence[int] = ()
 ) -> Scheduled:
     """The best gamma at each batch size of a candidate, by the latencies of `engine`; written to
-    best/<rank>/schedule.json.
-
-    Without `batch_sizes`: up to 256, on a CPU up to twice the largest batch of which passes were
-    measured. vLLM's speculative_config.json of the rank gets the schedule too. Raises
-    ArchsearchError where the engine takes one gamma for such a drafter.
-    """
+    best/<rank>/schedule.json and vLLM's speculative_config.json of the rank. Without `batch_sizes`:
+    up to 256, on a CPU up to twice the largest batch of which passes were measured. Raises
+    ArchsearchError where the engine takes one gamma for such a drafter."""
     score, folder = session.run.score(rank), session.run.best_dir(rank)
     otherwise = f"rank {rank} with gamma {score.gamma}, or choose a rank of another family"
     asked = _Asked(session, engine, score.proposer, otherwise)
@@ -270,10 +262,8 @@ def schedule_head(
     session: SearchSession, family: str, engine: str | None = None, batch_sizes: Sequence[int] = ()
 ) -> Scheduled:
     """The same of a trained head of the run, with tokens a round as they were replayed; written to
-    heads/<family>/schedule.json, where `export --family` finds it.
-
-    Raises ArchsearchError where the run has no such head, or the engine takes no schedule for it.
-    """
+    heads/<family>/schedule.json. Raises ArchsearchError where the run has no such head, or the
+    engine takes no schedule for it."""
     trained = run_head(session.run.path, family)
     most, name = trained.plan.gamma, trained.plan.family
     drafter = resolve_drafter(str(trained.folder), session.target).drafter

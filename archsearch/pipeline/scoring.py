@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 def score_spaces(session: SearchSession) -> study.SearchResult:
-    """The studies over all shapes of each family as one result; beside whoever scores along. Raises
-    ArchsearchError where no shape of any family keeps within the limits."""
+    """The studies over all shapes of each family as one result. Raises ArchsearchError where no
+    shape of any family keeps within the limits."""
     spaces, where = session.families.spaces, session.request.storage or session.run.storage_file
     with ProgressLine("search") as line, storage_errors(where):
         storage = open_storage(where)
@@ -86,8 +86,7 @@ def _scored(
 
 def hopeless(session: SearchSession) -> str:
     """Why nothing that the search would train can be expected to pay: of no shape the 5 to 95 % of
-    the predicted speed-up reach 1x, whatever alpha and times within them turn out to be. "" where
-    one does, and where the run has begun to train."""
+    the predicted speed-up reach 1x. "" where one does, and where the run has begun to train."""
     if (session.run.path / RUNGS_FILE).is_file() or (session.run.path / "finalists").is_dir():
         return ""
     trained = (INDEPENDENT, *HEAD_FAMILIES)
@@ -125,8 +124,8 @@ PICTURE_FILE = "pareto.svg"
 
 
 def write_pareto(session: SearchSession, scores: Sequence[Score]) -> ParetoSet:
-    """pareto.json and pareto.svg of the run; what the first holds. `scores`: those of the search,
-    which stand for spaces that were not scored in full."""
+    """pareto.json and pareto.svg of the run. `scores`: those of the search, which stand for spaces
+    that were not scored in full."""
     goals, scorer, run = check_goals(session.request.pareto), session.scorer, session.run
     found: list[Score] = []
     whole, auto = [], session.request.sampler == AUTO

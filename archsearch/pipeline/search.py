@@ -83,13 +83,13 @@ from archsearch.search.rungs import Plan
 
 
 def search(request: SearchRequest, *, anyway: bool = False) -> Searched:
-    """Score, rank and, with `confirm`, train drafts, run the best in the engine and write
-    everything into the run folder.
+    """Score, rank and, with `confirm`, train drafts, run the best in the engine; all is written
+    into the run folder.
 
-    With `confirm` the target writes its text first, so that the search knows how much of it a
-    trimmed head covers. Then those are trained in full that short trainings leave, or, without a
-    `climb`, the prior's best `finalists` (`pipeline.climb`). Where nothing that would be trained
-    can be expected to pay, it only ranks, and says why as `refused`, unless `anyway`.
+    With `confirm` the target writes its text first: the search then knows how much of it a trimmed
+    head covers. Trained in full are those that short trainings leave, or, without a `climb`, the
+    prior's best `finalists`. Where nothing that would be trained can be expected to pay, it only
+    ranks, and says why as `refused`, unless `anyway`.
     """
     start = time.monotonic()
     session = SearchSession.start(request)
@@ -220,7 +220,7 @@ def write_ranked(
     session: SearchSession, trained: Sequence[TrainedDraft], ranked: Sequence[Score]
 ) -> list[Score]:
     """best/ of the run: trained drafts by what was measured of them, then the best of the rest and
-    of the drafters besides; as many as were asked for."""
+    of the drafters besides."""
     besides = [each.score for each in session.besides if within_budget(session, each.score)]
     measured = [
         replace(draft.score(session.scorer), needs=Needs("exists", str(draft.folder)))
@@ -308,8 +308,7 @@ def outcome(
 
 
 def in_run(scored: Sequence[Score], ranked: Sequence[Score]) -> list[Score]:
-    """The ranks of a run, drafters that exist among them, then what was scored besides; best
-    first."""
+    """The ranks of a run, then what was scored besides; best first."""
     kept = {(score.proposer, score.needs) for score in ranked}
     rest = [score for score in scored if (score.proposer, score.needs) not in kept]
     after = itertools.count(len(ranked) + 1)
@@ -318,8 +317,7 @@ def in_run(scored: Sequence[Score], ranked: Sequence[Score]) -> list[Score]:
 
 
 def best_head(families: Sequence[str], engine: str) -> str:
-    """The first of `families`, best first, that is of heads and that archsearch runs in `engine`;
-    "" for none."""
+    """The first head of `families` that archsearch runs in `engine`; "" for none."""
     runs = engine_facts(engine).confirms
     return next((name for name in families if name in HEAD_FAMILIES and name in runs), "")
 
@@ -327,7 +325,7 @@ def best_head(families: Sequence[str], engine: str) -> str:
 @dataclass(frozen=True)
 class Confirming:
     """The last step of a search that trained: the best in the engine, each on as many prompts as
-    the time that is left allows."""
+    there is time for."""
 
     session: SearchSession
     trainer: DraftTrainer
@@ -341,8 +339,8 @@ class Confirming:
     def ranks(
         self, count: int, shared: SharedWork | None = None, later: float = 0.0
     ) -> list[Confirmed]:
-        """The first `count` ranks; those of several GPUs at once. What was confirmed before a kill
-        is not again. `later`: confirmations that follow and need time too."""
+        """The first `count` ranks; those of several GPUs at once. What was confirmed before is not
+        again. `later`: confirmations that follow and need time too."""
         session, file, run = self.session, self.file, self.session.run
         done, begin = file.state.confirmed, time.monotonic()
 
@@ -368,8 +366,8 @@ class Confirming:
         return [found for found in map(run.confirmed, range(1, count + 1)) if found is not None]
 
     def best_head(self, head: str) -> None:
-        """Run the best head beside the best draft, once, where the plan has time for that; else a
-        note says with which command."""
+        """Run the best head beside the best draft, once, if the plan has time; else a note says
+        how."""
         session, file = self.session, self.file
         if not self.plan.compares:
             file.note(
@@ -398,11 +396,8 @@ LEAST_PARAMETERS: Final = 4e9
 
 
 def surveyed_devices(request: SearchRequest) -> tuple[str, ...]:
-    """The GPUs to answer for; () where the search is for a device: one that was named, that is
-    here, or this CPU.
-
-    Raises ArchsearchError for an unknown target.
-    """
+    """The GPUs to answer for; () where the search is for one that was named, that is here, or this
+    CPU. Raises ArchsearchError for an unknown target."""
     asked = request.asked
     if asked.gpu is not None or asked.profile is not None or request.confirm or visible_gpus():
         return ()
@@ -421,9 +416,8 @@ def surveyed_devices(request: SearchRequest) -> tuple[str, ...]:
 
 
 def survey(request: SearchRequest, devices: Sequence[str]) -> Survey:
-    """The best that one can have today and the best within the training budget on each of
-    `devices`, as `search` ranks them; a device that cannot hold the target has an `error`. No run
-    folder is left."""
+    """The best to be had today and within the training budget on each of `devices`, as `search`
+    ranks them; a device that cannot hold the target has an `error`. No run folder is left."""
     rows: list[SurveyRow] = []
     with (
         ProgressLine("search on the GPUs that ship") as line,

@@ -1,10 +1,9 @@
 """`archsearch confirm --family`: drafters of several kinds beside one another in a real engine,
-prompt by prompt.
+prompt by prompt, each back to back with the target alone.
 
-Every prompt runs with the target alone and with each drafter, back to back. Beside each measured
-speed-up stands the one predicted from the profile and held-out text. A head's acceptance in the
-engine is checked against that text: an engine that reads other layers than the head was trained on
-says nothing and accepts less.
+Beside each measured speed-up stands the one predicted from the profile and held-out text. A head's
+acceptance is checked against that text: an engine that reads other layers than the head was trained
+on says nothing and accepts less.
 """
 
 from __future__ import annotations
@@ -76,10 +75,10 @@ NEAR: Final = 0.05
 
 @dataclass(frozen=True)
 class FamilyRequest:
-    """What runs: `families` (independent, eagle3, peagle, medusa, ngram, early_exit, chain);
-    `gammas`: the one for all of them (none: what each was scored or trained for); `rank`: the
-    independent draft, which a chain has too; `count` held-out prompts, or those of a file; `exact`:
-    so many of them in float32 besides. ArchsearchError for several gammas."""
+    """What runs: `families` (as `EngineFacts.confirms`); `gammas`: the one for all of them (none:
+    what each was scored or trained for); `rank`: the independent draft, which a chain has too;
+    `count` held-out prompts, or those of a file; `exact`: so many of them in float32 besides.
+    ArchsearchError for several gammas."""
 
     families: tuple[str, ...]
     gammas: tuple[int, ...] = ()
@@ -125,13 +124,10 @@ def confirm_families(
     session: SearchSession, request: FamilyRequest, choice: EngineChoice
 ) -> EngineComparison:
     """Run the target alone and every drafter in one engine; write
-    heads/<family>/confirmed-<engine>.json and heads/comparison-<engine>.json. Where the run's dtype
-    is not float32, identity is checked in float32 besides.
-
-    Raises ArchsearchError or MissingDataError, before anything runs, for a family that the engine
-    is not started with, a head or draft that is not trained or not of this target, a gamma beyond a
-    head's.
-    """
+    heads/<family>/confirmed-<engine>.json and heads/comparison-<engine>.json. Identity is checked
+    in float32 besides. Raises ArchsearchError or MissingDataError, before anything runs, for a
+    family that the engine is not started with, a head or draft that is not trained or not of this
+    target, a gamma beyond a head's."""
     bench = Bench(session, choice)
     name, dtype = bench.name, bench.dtype
     check_weights(session.target)
@@ -285,7 +281,7 @@ def _head(bench: Bench, request: FamilyRequest, head: TrainedHead) -> _Candidate
 
 def order_of(rows: Sequence[Rival]) -> Order | None:
     """The drafters by speed-up as predicted and as measured, and the pairs that came out the other
-    way round. None with fewer than two to compare."""
+    way round; None of fewer than two."""
     predictions = {row.family: row.predicted for row in rows if row.predicted is not None}
     if len(predictions) < 2:
         return None
@@ -326,11 +322,8 @@ def _row(
 
 def suspicious(predicted: Sequence[float], counted: Sequence[float], rounds: int) -> str | None:
     """Why an engine's acceptance at position 1 does not fit what held-out text predicts; None where
-    it does, or nothing did.
-
-    What is left open by counting: two standard deviations of a share of `rounds`, twice as wide as
-    for independent ones.
-    """
+    it does, or nothing did. Counting leaves open two standard deviations of a share of `rounds`,
+    twice as wide as for independent ones."""
     if not predicted or not counted:
         return None
     expected, seen = predicted[0], counted[0]

@@ -45,8 +45,8 @@ MOST_OF_TRACE: Final = 5000
 @dataclass(frozen=True)
 class TrafficRequest:
     """What `archsearch traffic` was asked: the drafts as in `estimate`, and one of a workload file
-    (`load.workload`), a trace, or rates with lengths. `load`: also the objective, and limits
-    besides the file's; `simulated`: requests of the simulation beside the closed form; 0: none."""
+    (`load.workload`), a trace, or rates with lengths. `load`: also the objective and further
+    limits; `simulated`: requests of the simulation beside the closed form."""
 
     estimate: EstimateRequest
     trace: Path | None = None
@@ -195,11 +195,9 @@ class BenchRequest:
 
 
 def bench_serve(request: BenchRequest, progress: Progress) -> Bench:
-    """Measure the server, its baseline where one is named, and predict both.
-
-    Raises ArchsearchError for a load that is none; RunFailed where a server stops answering: what
-    was measured until then is in `request.output`, and the message says so.
-    """
+    """Measure the server, its baseline where one is named, and predict both. Raises ArchsearchError
+    for a load that is none; RunFailed where a server stops answering: what was measured until then
+    is in `request.output`."""
     asks, load = load_of(request)
     if request.output.parent != Path() and not request.output.parent.is_dir():
         raise ArchsearchError(
@@ -285,8 +283,8 @@ class _Seen:
 
 
 def load_of(request: BenchRequest) -> tuple[list[Ask], LoadPart]:
-    """The requests in the order in which they are sent, and that load at their mean lengths. Raises
-    ArchsearchError unless one is named."""
+    """The requests in order, and that load at their mean lengths. Raises ArchsearchError unless one
+    is named."""
     only_one(
         {
             "--requests-per-second R": request.rate,

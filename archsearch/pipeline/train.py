@@ -55,8 +55,7 @@ from archsearch.training.curves import (
 @dataclass(frozen=True)
 class Taken:
     """What another trainer made of a rank: a folder with config.json and weights, `prompts` that
-    nothing of it was trained on, and its learning curve (JSON lines of tokens and alpha), as a
-    recipe's trainer writes it."""
+    nothing of it was trained on, and its learning curve (JSON lines of tokens and alpha)."""
 
     weights: Path
     prompts: Path
@@ -69,9 +68,9 @@ class Taken:
 
 
 def train_rank(path: Path, rank: int, budget_s: float, taken: Taken | None = None) -> Trained:
-    """Distil one candidate for `budget_s` seconds more, measure it and score it again. Continues
-    its checkpoint. `taken`: measure and keep what was trained elsewhere instead; MissingDataError
-    where that has no weights."""
+    """Distil one candidate for `budget_s` seconds more, measure it and score it again. `taken`:
+    measure and keep what was trained elsewhere instead; MissingDataError where that has no
+    weights."""
     session = SearchSession.reopen(path)
     score = session.run.score(rank)
     heads = taken is not None and score.family in HEAD_FAMILIES
@@ -216,8 +215,7 @@ def _asked(session: SearchSession, taken: Taken) -> AcceptanceRequest:
 
 
 def read_looks(path: Path | None) -> list[TrainingLook]:
-    """A learning curve of another trainer, by tokens; [] for no file. Raises ArchsearchError where
-    it is none."""
+    """A learning curve of another trainer, by tokens. Raises ArchsearchError for what is none."""
     if path is None:
         return []
     try:
@@ -245,8 +243,7 @@ def _left_after_text(trainer: DraftTrainer, budget_s: float) -> float:
 
 
 def train_family(path: Path, plan: HeadPlan, budget_s: float) -> HeadAnswer:
-    """Train a head of a run for `budget_s` seconds more, on the texts that its drafts learn from;
-    continues its checkpoint."""
+    """Train a head of a run for `budget_s` seconds more, on the texts of its drafts."""
     session = SearchSession.reopen(path)
     check_weights(session.target)
     trainer = session.trainer()
@@ -318,8 +315,8 @@ def predicted(
     scorer: Scorer, draft: TrainedDraft, record: TrainingRecord, now: TextStand
 ) -> tuple[TextStand | None, TextStand | None]:
     """(what the text would bring learnt in full, None where it is; what TIMES_MORE the prompts
-    would bring), by the draft's curve; None without one. It and the curves of other studies, which
-    hold a steep start back, say how logit(alpha) rises from what held-out text measured."""
+    would bring), by the draft's curve; None without one. Curves of other studies hold a steep start
+    back."""
     epoch = int(record.record.get("epoch_tokens") or 0)
     looks = draft.points or tuple((look.tokens, look.alpha) for look in record.looks)
     points = [
@@ -354,8 +351,8 @@ def predicted(
 
 
 def speedup_at(scorer: Scorer, draft: TrainedDraft, alpha: Estimate) -> Estimate | None:
-    """The speed-up of a trained draft were its alpha another one: tau by gamma in proportion to the
-    closed form's."""
+    """The speed-up of a trained draft at another alpha: tau by gamma in proportion to the closed
+    form's."""
 
     def tau_at(measured: Estimate, gamma: int) -> Estimate:
         before, after = tau_estimate(draft.alpha, gamma), tau_estimate(alpha, gamma)

@@ -50,12 +50,10 @@ CPU_EPOCHS: Final = 14.0
 def training_budget(
     latency: LatencyOfRounds, target: Architecture, device: Device, workload: Workload, hours: float
 ) -> TrainingBudget:
-    """What `hours` device-hours of `device` buy, for drafters of `target`.
-
-    `latency`: its `decode_s` and `verify_s` of the target are asked. The target is served on as
-    many devices as make a token cheapest, of those that hold it; `workload` says
-    the dtype and mode, and how many devices hold it where no number of RANKS does.
-    """
+    """What `hours` device-hours of `device` buy, for drafters of `target`. `latency`: its
+    `decode_s` and `verify_s` of the target are asked. The target is served on as many devices as
+    make a token cheapest; `workload` says the dtype and mode, and how many devices where no number
+    of RANKS holds it."""
     if device.kind == "cpu":  # archsearch's trainer, which keeps what the writer's passes say
         quickest = max(device.flops_per_s.values(), default=training_peak(device))
         write = 2.0 * pass_parameters(target) / (CPU_WRITING_SHARE * quickest)
@@ -152,12 +150,9 @@ def what_budgets_buy(
     scored: Sequence[Score],
     besides: Sequence[Score],
 ) -> Budgets:
-    """The drafters that 0 and more device-hours buy.
-
-    `ranked`: the ranking, of which those that exist count; `scored`: all that the search scored,
-    best first, of which shapes that are to be trained are scored again under each budget;
-    `besides`: drafters other than those of its spaces.
-    """
+    """The drafters that 0 and more device-hours buy. `ranked`: the ranking, of which those that
+    exist count; `scored`: all that the search scored, best first, of which shapes to be trained are
+    scored again under each budget; `besides`: drafters other than those of its spaces."""
     budget = scorer.context.budget
     exist = [score for score in ranked if score.needs_kind == "exists" and not score.is_found]
     exist += [score for score in besides if score.needs_kind == "exists"]

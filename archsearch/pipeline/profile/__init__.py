@@ -24,11 +24,8 @@ if TYPE_CHECKING:
 
 def profile_device(request: ProfileRequest) -> Profiled:
     """Measure this device until the budget is spent or every planned row exists; continue where an
-    earlier run stopped.
-
-    Raises ArchsearchError when the device is not the one claimed, or is busy; the line says so
-    where a profile of it is there already, which a search uses without the device.
-    """
+    earlier run stopped. Raises ArchsearchError when the device is not the one claimed, or is busy;
+    the line says where a profile of it is there already."""
     try:
         device = check_claim(request.gpu, request.threads)
     except ArchsearchError as error:
@@ -51,7 +48,7 @@ def import_tables(
     dtypes: Sequence[str] = (),
     output: Path | None = None,
 ) -> Imported:
-    """`--from aiconfigurator`: compose a GPU's profile from measured kernel tables and write it."""
+    """`--from aiconfigurator`: write a GPU's profile from measured kernel tables."""
     from archsearch.importers.aiconfigurator import import_profile
 
     with ProgressLine("import tables") as line:

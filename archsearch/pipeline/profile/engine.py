@@ -54,8 +54,7 @@ ENGINE_BYTES: Final = 3 << 30
 
 
 def check_engine_request(request: ProfileRequest) -> None:
-    """Raise ArchsearchError, before anything is measured, where the engine to be profiled is absent
-    or has no target to run."""
+    """Raise ArchsearchError where the engine to be profiled is absent or has no target to run."""
     name = request.engine_name
     if request.quick and not engine_facts(name).gguf:
         able = names_of(lambda row: row.gguf)
@@ -69,9 +68,8 @@ def check_engine_request(request: ProfileRequest) -> None:
 def profile_engine(
     run: ProfileRun, dtype: str, *, slowdown: Callable[[], float] = lambda: 1.0
 ) -> None:
-    """Measure the passes of the engine that was asked for in it on a CPU, and what its rounds take
-    with drafters that are no models; the rows are recorded, and what is known is not measured
-    again.
+    """Measure the passes of the engine that was asked for in it on a CPU, and its rounds with
+    drafters that are no models; what is known is not measured again.
 
     Times are divided by plain steps of the target alone: passes of it beside each of an engine on
     GGUF files, else, where two engines have room, steps of a second one; `slowdown` says elsewhere
@@ -142,8 +140,8 @@ def profile_engine(
 
 
 def _model_cases(run: ProfileRun, dtype: str, base: Path) -> list[Case]:
-    """The target alone and drafts with random weights under `base`, those that were not measured
-    yet. A draft's place in the list decides its gammas, so known ones keep theirs."""
+    """The target alone and drafts with random weights under `base`, where not measured yet. A
+    draft's place in the list decides its gammas, so known ones keep theirs."""
     name, target = run.request.engine_name, run.request.target_in_engine().architecture
     facts, quick = engine_facts(name), run.request.quick
     gammas = (QUICK_GAMMAS if quick else ONE_REQUEST_GAMMAS) if facts.gguf else GAMMAS
@@ -172,10 +170,8 @@ def drafted_cases(
     target: Architecture, facts: EngineFacts, base: Path, known: Collection[str] = ()
 ) -> list[Case]:
     """Two drafters, unlike each other, of each family that the engine is started with and that is
-    not `known`: configs under `base`, no weights.
-
-    An engine that takes one gamma for a family is asked for another one of each.
-    """
+    not `known`: configs under `base`, no weights; gammas differ too, where an engine takes one for
+    a family."""
     found: list[tuple[Drafter, tuple[int, ...]]] = []
     plans: tuple[tuple[str, tuple[int, int], tuple[tuple[int, ...], ...]], ...] = (
         ("eagle3", (1, 3), DRAFTED_GAMMAS),
@@ -210,8 +206,8 @@ def drafted_cases(
 def _plain_steps(
     run: ProfileRun, target: ModelSource, settings: EngineSettings, otherwise: Callable[[], float]
 ) -> Iterator[Callable[[], float]]:
-    """What says how slow the machine is: plain steps where a second engine has room; their
-    reference is kept in the profile."""
+    """How slow the machine is: plain steps where a second engine has room; their reference is kept
+    in the profile."""
     profile, shape = run.profile, run.request.target_in_engine().architecture
     name, dtype = run.request.engine_name, settings.dtype
     weights = weight_bytes_per_pass(shape, DTYPE_BYTES[dtype])

@@ -1,5 +1,5 @@
 """What `archsearch profile` was asked, the profile that comes of it, and its known error: the
-latency model against whole drafts that the profile has not seen."""
+latency model against drafts that the profile has not seen."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ENGINE_STAND_IN = Architecture(512, 1408, 4, 8, 8, 64, 32000)
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """What `archsearch profile` was asked: `dtypes` empty means the device's best first, then the
+    """What `archsearch profile` was asked: `dtypes` empty: the device's best first, then the
     other."""
 
     gpu: str
@@ -78,9 +78,8 @@ GPU_GOAL = (0.05, 0.10, 0.90)
 
 
 class ProfileRun:
-    """A profile that is being measured: what is asked, the drafts that it covers, and what comes of
-    it. Raises ArchsearchError for a profile of another device, or a folder that cannot be
-    written."""
+    """A profile that is being measured. Raises ArchsearchError for a profile of another device, or
+    a folder that cannot be written."""
 
     def __init__(self, request: ProfileRequest, device: Device, stack: dict[str, str]) -> None:
         self.request, self.device = request, device
