@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from archsearch.errors import ArchsearchError
 from archsearch.pipeline.candidates import write_report
@@ -191,14 +191,10 @@ def _swap(first: _Opened, second: _Opened, factor: str, values: tuple[str, str])
     asked = replace(first.asked, **{name: getattr(second.asked, name) for name in FACTORS[factor]})
     if factor == "device" and asked.profile is None and second.asked.gpu is None:
         asked = replace(asked, gpu=second.session.source.device.key)
-    request, theirs = first.session.request, second.session.request
-    prior_of = first
-    if factor == "domain":
-        request = replace(request, domain=theirs.domain)
-    elif factor == "acceptance":
-        request, prior_of = replace(request, alpha=theirs.alpha), second
-    elif factor == "workload":
-        request = replace(request, mix=theirs.mix)
+    request, prior_of = first.session.request, second if factor == "acceptance" else first
+    if own := {"domain": "domain", "acceptance": "alpha", "workload": "mix"}.get(factor):
+        theirs: Any = getattr(second.session.request, own)
+        request = replace(request, **{own: theirs})
     try:
         scorer = _scorer(first.session, request, asked, prior_of.run.path)
         return Swap(factor, *values, _lead(scorer, first, second))

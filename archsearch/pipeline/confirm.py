@@ -41,7 +41,6 @@ from archsearch.pipeline.chains import Replays
 from archsearch.pipeline.engine_ways import write_engines
 from archsearch.pipeline.families import check_independent
 from archsearch.pipeline.in_engine import (
-    PARTIAL_FILE,
     Bench,
     EngineChoice,
     at_pace,
@@ -79,8 +78,6 @@ from archsearch.text.prompts import read_prompts
 from archsearch.traffic.curve import speedup_when_off
 from archsearch.workload import GGUF_DTYPES
 
-UNDECIDED_FILE: Final = "undecided-{engine}.json"
-SLOWER_FILE: Final = "slower-{engine}.json"
 RIVAL_GAMMAS: Final = (1, 3, 5)
 STOPPING: Final = "stopping"  # of the draft that stops where unsure
 USUAL_COUNT: Final = 24  # prompts
@@ -125,8 +122,8 @@ class _Case:
     def dtype(self) -> str:
         return self.bench.dtype
 
-    def file(self, name: str, **words: str) -> Path:
-        return self.folder / name.format(engine=self.bench.file_name, **words)
+    def file(self, name: str) -> Path:
+        return self.folder / name.format(engine=self.bench.file_name)
 
 
 @dataclass(frozen=True)
@@ -201,7 +198,7 @@ def confirm_rank(
     wanted = gammas or [case.score.gamma]
     trained.check_gammas(wanted)
     started = time.monotonic()
-    with kept_partial(case.file(PARTIAL_FILE, what="confirmed"), "prompts"):
+    with kept_partial(case.file("partial-confirmed-{engine}.json"), "prompts"):
         drafters: dict[str, tuple[Any, int]] = {
             f"gamma {gamma}": (case.folder, gamma) for gamma in sorted(set(wanted))
         }
@@ -331,8 +328,8 @@ def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
     one keeps its place: what decides nothing, or is slower at other gammas on the same prompts, is
     written beside a decided one of the same weights in the same engine."""
     name = case.bench.name
-    own, beside = case.file("confirmed-{engine}.json"), case.file(UNDECIDED_FILE)
-    slower = case.file(SLOWER_FILE)
+    own, beside = case.file("confirmed-{engine}.json"), case.file("undecided-{engine}.json")
+    slower = case.file("slower-{engine}.json")
     main, last = (
         load_or_note(path, "confirmation", Confirmed, [])  # a broken one is replaced
         for path in (case.folder / CONFIRMED_FILE, own)
@@ -484,7 +481,7 @@ def confirm_load(
         target, variants, asked, sampling, numbers, repeats, groups, starts=repeats, seed=seed
     )
     words = f"{bench.name} under load"
-    with kept_partial(case.file(PARTIAL_FILE, what="load"), "whole repeats"):
+    with kept_partial(case.file("partial-load-{engine}.json"), "whole repeats"):
         results, slowdown = at_pace(
             session,
             lambda: bench.run(plan, under_load, words, dummy=dummy, look=token_s),

@@ -30,7 +30,7 @@ from archsearch.report.terminal.curves import DraftCurve, Memory, Swept
 from archsearch.runs.run import Run
 from archsearch.runs.tables import CURVES_FILE, SWEPT, Bar, Curve, Curves, Point, state_of
 from archsearch.search.objective import Score, Scorer
-from archsearch.search.ranking import rivals
+from archsearch.search.ranking import best_of_each, rivals, size_of
 from archsearch.traffic.curve import Axis, Sweep, at, curve, sweep_of
 from archsearch.traffic.times import held_by
 from archsearch.workload import Workload
@@ -85,7 +85,7 @@ def _memory(item: Priced, context: int) -> Memory | None:
     """What the fullest device holds with the draft and without, for requests of `context` tokens;
     None on a CPU."""
     device, scorer = item.source.device, item.scorer
-    if device.kind == "cpu":
+    if device.is_cpu:
         return None
     ranks = engine_facts(item.source.engine).ranks_of_draft(scorer.workload)
     served = replace(scorer.workload, draft_tensor_parallel=ranks, context_len=context)
@@ -158,8 +158,8 @@ def curves_of(session: SearchSession, state: str) -> Curves:
         for axis in SWEPT
     }
     lead = drawn[0][1]
-    passes, layers, rounds = _bars(scorer, lead)
-    if not layers:
+    bars = _bars(scorer, lead)
+    if not bars[1]:
         notes.append(
             f"Layers and terms of the draft: {lead.proposer.title} is priced as a whole, not layer"
             " by layer."
@@ -168,7 +168,7 @@ def curves_of(session: SearchSession, state: str) -> Curves:
     at = {"batch_size": workload.batch_size, "context": workload.context_len, "gamma": lead.gamma}
     at["tensor_parallel"] = workload.tensor_parallel
     scores = session.run.scores()
-    bars, why = (passes, layers, rounds), tuple(rivals(scorer, scores))
+    why = tuple(rivals(scorer, scores))
     tied = tuple(tuple(score.rank or 0 for score in group) for group in session.groups(scores))
     ranks = engine_facts(session.source.engine).ranks_of_draft(workload)
     served, cut = replace(workload, draft_tensor_parallel=ranks), dict[str, int]()
@@ -181,15 +181,11 @@ def curves_of(session: SearchSession, state: str) -> Curves:
 def _drawn(run: Run) -> list[int]:
     """The ranks whose curves are drawn: the best of each family; of one family alone shapes that
     differ in depth or width: others lie on top of each other."""
-    families: dict[str, int] = {}
-    shapes: dict[tuple[int, int], int] = {}
-    for rank, score in zip(run.ranks(), run.scores(), strict=True):
-        shape = score.architecture
-        families.setdefault(score.family, rank)
-        shapes.setdefault((shape.num_hidden_layers, shape.hidden_size), rank)
-    if len(families) > 1:
-        return sorted(families.values())[:DRAWN]
-    return sorted(shapes.values())[:SHAPES_DRAWN]
+    scores = [run.candidate(rank).score for rank in run.ranks()]
+    best, most = best_of_each(scores), DRAWN
+    if len(best) == 1:
+        best, most = best_of_each(scores, size_of), SHAPES_DRAWN
+    return [score.rank or 0 for score in best[:most]]
 
 
 def _known(session: SearchSession, rank: int) -> tuple[Score, Scorer]:
@@ -259,7 +255,7 @@ def _bars(scorer: Scorer, score: Score) -> tuple[tuple[Bar, ...], tuple[Bar, ...
             ]
     time = latency.round(target, score.drafter or score.architecture, workload, gamma, verify)
     tau = score.tau.value
-    plain = Estimate(tau * decode.value, tau * decode.std, decode.source)
+    plain = decode.times(tau)
     spent = {
         "draft": time.draft_s.value,
         "verification": time.verify_s.value,

@@ -144,7 +144,7 @@ def _profile_of(device: Device) -> Finding:
     if not found:
         text = f"{device.key} has no profile; latencies would be guessed or refused"
         return Finding("mend", text, command)
-    stack = cpu_stack() if device.kind == "cpu" else None
+    stack = cpu_stack() if device.is_cpu else None
     same = [folder for folder in found if stack is not None and folder.name == stack_key(stack)]
     folder = (same or found)[0]
     where, header = f"{device.key}: {folder}", header_of(folder)

@@ -33,7 +33,7 @@ def write_engines(session: SearchSession) -> None:
     source, request = session.source, session.request
     here = [row.engine for row in overview() if row.installed]
     apart = request.mix is not None or session.scorer.workload.batch_size > 1
-    if source.device.kind != "cpu" or apart or len(here) < 2:
+    if not source.device.is_cpu or apart or len(here) < 2:
         return
     profile = Profile.load(Path(source.profile["folder"]))
     pairs, missing = profile.combinations(), dict[str, str]()

@@ -114,7 +114,7 @@ def _in_format(
 ) -> list[NamedDrafter]:
     """Independent drafts with the weights of their layers in a format. Raises ArchsearchError for
     another drafter, on a CPU, and in an engine of GGUF files."""
-    elsewhere = device_of(request.asked).kind == "cpu" or any(
+    elsewhere = device_of(request.asked).is_cpu or any(
         engine_facts(engine).gguf for engine in request.engines
     )
     note = (
@@ -186,7 +186,7 @@ def _with_prompts(item: Priced) -> WithPrompts | None:
     half an answer fill its context. None on a CPU, and where such requests cannot be priced."""
     work = item.scorer.workload
     tree = getattr(item.score.proposer, "tree", None)
-    if any(item.entry.barred) or item.source.device.kind == "cpu" or tree:
+    if any(item.entry.barred) or item.source.device.is_cpu or tree:
         return None
     prompt = max(1, work.context_len - ANSWER // 2)
     base = item.scorer.with_gammas((item.score.gamma,))

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.acceptance.estimator import (
     Acceptance,
     AcceptanceContext,
     AcceptanceEstimator,
-    AcceptanceObservation,
     GivenAcceptance,
 )
 from archsearch.acceptance.learnt import (
@@ -201,23 +201,14 @@ PRUNING_TOKENS: Final = 4e8
 """As the drafts of LLaMA-65B that were pruned from LLaMA-7B took (arXiv 2402.01528)."""
 
 
-@dataclass(frozen=True)
-class _Tuned:
-    """What another estimator says of a draft, after it was tuned on the target's answers."""
+def _tuned(untuned: AcceptanceEstimator) -> Any:
+    """What an estimator predicts of drafts after they were tuned on the target's answers."""
 
-    untuned: AcceptanceEstimator
-
-    def fit(self, observations: Sequence[AcceptanceObservation]) -> Self:
-        return type(self)(self.untuned.fit(observations))
-
-    def predict(self, architecture: Architecture, context: AcceptanceContext) -> Acceptance:
-        found = self.untuned.predict(architecture, context)
+    def predict(architecture: Architecture, context: AcceptanceContext) -> Acceptance:
+        found = untuned.predict(architecture, context)
         return replace(found, alpha=moved(found.alpha, TUNING.value, TUNING.std))
 
-    def difference_std(
-        self, first: Architecture, second: Architecture, context: AcceptanceContext
-    ) -> float:
-        return self.untuned.difference_std(first, second, context)
+    return SimpleNamespace(predict=predict)
 
 
 @dataclass(frozen=True)
@@ -274,7 +265,7 @@ def _trained(session: SearchSession, siblings: Sequence[Alternative]) -> list[Al
     best = max(siblings, key=lambda each: each.score.ranked_by, default=None)
     if best is not None and best.context.training == "shared" and best.score.needs is not None:
         drafter, hub_id = best.score.proposer, best.score.needs.hub_id or ""
-        tuned = scorer.with_acceptance(_Tuned(scorer.acceptance), best.context)
+        tuned = scorer.with_acceptance(_tuned(scorer.acceptance), best.context)
         needs = replace(budget.cost(drafter.training_parameters, TUNING_TOKENS), init=hub_id)
         found += _scored(session, tuned, drafter, best.context, needs=needs, assumed=TUNED)
     target = session.target.architecture

@@ -82,15 +82,13 @@ def head_plan(
 
 def keep_states(session: SearchSession, trainer: DraftTrainer) -> None:
     """What the heads of a search read is kept while its texts are written."""
-    for family in (name for name in HEAD_FAMILIES if name in session.request.families):
+    for family in _head_families(session):
         with suppress(ArchsearchError):  # of a target whose heads cannot be trained
             HeadTrainer(trainer).keep_states(HeadPlan.usual(family, 1))
 
 
 def head_rungs(session: SearchSession, trainer: DraftTrainer) -> HeadRungs:
     """The heads among the candidates of a search."""
-    asked = session.request.families
-    families: list[HeadFamily] = [name for name in HEAD_FAMILIES if name in asked]
     heads, seed = HeadTrainer(trainer), session.request.seed
 
     def train(plan: HeadPlan, seconds: float) -> TrainedHead:
@@ -99,8 +97,12 @@ def head_rungs(session: SearchSession, trainer: DraftTrainer) -> HeadRungs:
             return known
         return heads.train(plan, seconds, seed)
 
-    gammas = {family: gamma_to_train(session, family) for family in families}
+    gammas = {family: gamma_to_train(session, family) for family in _head_families(session)}
     return HeadRungs(gammas, train, lambda head, taus: head_score(session, head, taus))
+
+
+def _head_families(session: SearchSession) -> list[HeadFamily]:
+    return [name for name in HEAD_FAMILIES if name in session.request.families]
 
 
 def gamma_to_train(session: SearchSession, family: HeadFamily) -> int:

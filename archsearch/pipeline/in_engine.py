@@ -50,7 +50,6 @@ from archsearch.runs.confirmed import Exact
 from archsearch.search.objective import Scorer
 from archsearch.workload import GGUF_DTYPES
 
-PARTIAL_FILE: Final = "partial-{what}-{engine}.json"
 ENGINE_BYTES: Final = 2 << 30  # an engine's own libraries and buffers, on a CPU
 _R = TypeVar("_R")
 
@@ -138,7 +137,7 @@ def serving_scorer(
         except MissingDataError as error:
             return scorer, f"{words}; drafts priced in {dtype}: {error}"
         return scorer, f"{words}; drafts in {draft_dtype}"
-    folder, on_cpu = chosen.profile.get("folder"), chosen.device.kind == "cpu"
+    folder, on_cpu = chosen.profile.get("folder"), chosen.device.is_cpu
     check_engine(engine_facts(engine), chosen.device)
     asked = replace(
         own.asked,
@@ -226,7 +225,7 @@ class Bench:
         scorer, words = serving_scorer(self.session, self.name, self.dtype, self.draft_dtype)
         device = self.session.source.device
         try:
-            if device.kind == "cpu" and not self.choice.server_url:
+            if device.is_cpu and not self.choice.server_url:
                 resolve_device(device.key)
         except ArchsearchError as error:  # what differs is no error of the prediction
             other = f"predicted for another machine: {str(error).split(';')[0]}"
@@ -344,7 +343,7 @@ class Bench:
         same = facts.gguf or own["dtype"] == self.dtype
         reached["draft_dtype"] = self.draft_dtype if same else None
         device = source.device
-        if device.kind != "cpu" and self.choice.server_url is None and not has_gpu():
+        if not device.is_cpu and self.choice.server_url is None and not has_gpu():
             raise ArchsearchError(
                 f"confirming on {device.key} takes a machine with that GPU, and this one has none;"
                 " copy the run there, or name a running server (--server-url)"
@@ -353,7 +352,7 @@ class Bench:
             mode=source.mode,
             tensor_parallel=self.session.scorer.workload.tensor_parallel,
             threads=source.threads,
-            device="cpu" if device.kind == "cpu" else "gpu",
+            device="cpu" if device.is_cpu else "gpu",
             **reached,
             **own,
         )
@@ -361,7 +360,7 @@ class Bench:
     def _crowded(self, engines: int, concurrency: int) -> bool:
         """Whether the engines take turns: together they would need more memory than there is."""
         session, device = self.session, self.session.source.device
-        if device.kind != "cpu":
+        if not device.is_cpu:
             return True
         workload = replace(session.scorer.workload, batch_size=concurrency)
         target = session.target.architecture

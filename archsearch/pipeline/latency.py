@@ -98,7 +98,7 @@ def fitting_ranks(device: Device, target: Architecture, workload: Workload) -> i
             needed = memory_bytes(target, None, shared).total_bytes
         except InvalidShapeError:  # heads do not divide
             continue
-        if device.kind == "cpu" or needed <= 0.9 * usable:
+        if device.is_cpu or needed <= 0.9 * usable:
             return ranks
     one = memory_bytes(target, None, workload).total_bytes
     raise ArchsearchError(
@@ -129,7 +129,7 @@ def served_target(ref: TargetRef, asked: WorkloadRequest) -> TargetRef:
     if name not in WEIGHT_BYTES:
         return replace(ref, architecture=ref.architecture.in_format(""))
     device = device_of(asked)
-    if device.kind == "cpu":
+    if device.is_cpu:
         raise ArchsearchError(
             f"weights in {name} are not priced on a CPU, where none of their kernels was measured;"
             f" {plain} (or name a --gpu)"
@@ -171,15 +171,15 @@ def choose_latency(
         )
     elif asked.dtype is not None:
         asked = replace(asked, dtype=dtype_name(asked.dtype))
-    if asked.engine is None:
-        asked = replace(asked, engine=default_engine(device, asked.mode))
-    check_dtype(asked.dtype or "", engine_facts(asked.engine), device)
+    engine = asked.engine or default_engine(device, asked.mode)
+    asked = replace(asked, engine=engine)
+    check_dtype(asked.dtype or "", engine_facts(engine), device)
     served_in = target.served_dtype  # of the published weights, where they are quantised
-    able = not asked.dtype and served_in in DTYPE_BYTES and device.kind != "cpu"
+    able = not asked.dtype and served_in in DTYPE_BYTES and not device.is_cpu
     if able and _computes_in(served_in, profile, device, asked):
         asked = replace(asked, dtype=served_in)
-    mode = asked.mode or default_mode(device, str(asked.engine))
-    rounds = rounds_of(asked, str(asked.engine), device, drafter)
+    mode = asked.mode or default_mode(device, engine)
+    rounds = rounds_of(asked, engine, device, drafter)
     if profile is None:
         source = _unprofiled(device, mode, asked, rounds)
     else:
@@ -228,10 +228,10 @@ def _profile_and_device(asked: WorkloadRequest) -> tuple[Profile | None, Device]
         return profile, Device.from_dict(profile.device)
     device = resolve_device(asked.gpu or "cpu")
     try:
-        folder = find_profile(device.key, cpu_stack() if device.kind == "cpu" else None)
+        folder = find_profile(device.key, cpu_stack() if device.is_cpu else None)
         return Profile.load(folder), device
     except MissingDataError:
-        if device.kind == "cpu":
+        if device.is_cpu:
             raise
     return None, device
 
@@ -345,7 +345,7 @@ def _profiled(
             tables = engine_tables(profile, device, name, mode, engine)
             models[name] = LatencyModel(profile, name, mode, engine, rounds, tables)
         except MissingDataError as error:
-            if asked.dtype and engine_facts(engine).gguf and device.kind == "cpu":
+            if asked.dtype and engine_facts(engine).gguf and device.is_cpu:
                 raise MissingDataError(
                     f"profile {profile.folder} holds no passes of {engine} in {name}; measure them:"
                     f" archsearch profile --gpu cpu --target T --engine {engine} --dtype {name}"
@@ -383,7 +383,7 @@ def engine_tables(
 ) -> Profile | None:
     """Tables in place of torch's kernels on a GPU, where `engine` runs its own: of several requests
     or tokens torch's attention takes up to four times as long."""
-    if device.kind != "gpu" or profile.imported or mode != "graph":
+    if device.is_cpu or profile.imported or mode != "graph":
         return None
     found = None if engine_facts(engine).in_process else tables_of(device, dtype)
     return found if found is not None and found.imported else None
@@ -421,7 +421,7 @@ def _engine_words(model: LatencyModel, device: Device, engine: str) -> str:
     measures."""
     if model.engine_ is not None:
         return f"; passes as {engine} ran them ({len(model.engine_.rows)} rows)"
-    if not engine_facts(engine).in_process and device.kind == "cpu":
+    if not engine_facts(engine).in_process and device.is_cpu:
         power = f"n^({SEVERAL_TOKENS.value:.1f} ± {SEVERAL_TOKENS.std:.1f})"
         several = f", a pass over n tokens is taken as {power} of one"
         return (
@@ -447,7 +447,7 @@ def _words(model: LatencyModel, device: Device) -> str:
     stale = [
         f"{name} {there} there, {version} here"
         for name, version in cpu_stack().items()
-        if device.kind == "cpu"
+        if device.is_cpu
         and name != "python"
         and (there := profile.stack.get(name, DEFAULT if name == "waiting" else None)) != version
     ]
@@ -514,7 +514,7 @@ def acceptance_for(
 def machine_slowdown(source: LatencySource) -> float | None:
     """How much slower this CPU is than when its profile was started, by the profile's own probe;
     None without one. A busy machine slows target and draft alike: speed-ups keep."""
-    if not isinstance(source.latency, LatencyModel) or source.device.kind != "cpu":
+    if not isinstance(source.latency, LatencyModel) or not source.device.is_cpu:
         return None
     reference = source.latency.profile.probe_reference_s.get(source.dtype)
     if reference is None:

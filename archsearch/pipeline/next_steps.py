@@ -215,7 +215,7 @@ def _short_trainings(session: SearchSession, belief: Belief) -> Iterator[Step]:
 def _training_speed(session: SearchSession, belief: Belief) -> tuple[float, str]:
     """(training tokens/s, what that rests on)."""
     device = session.source.device
-    if device.kind == "cpu":
+    if device.is_cpu:
         return FIRST_GUESS_SPEED, f"{FIRST_GUESS_SPEED:.0f} training tokens/s assumed"
     peak = TRAINING_SHARE * training_peak(device)
     speed = peak / (6.0 * pass_parameters(belief.scores[0].architecture))
@@ -260,7 +260,7 @@ def _synthetic(session: SearchSession, belief: Belief) -> Iterator[Step]:
 def _needed(session: SearchSession, engine: str = "") -> str:
     """What is missing here to run on the search's device, in `engine` where one is named."""
     device, missing = session.source.device, []
-    if device.kind != "cpu" and all(gpu.name != device.name for gpu in visible_gpus()):
+    if not device.is_cpu and all(gpu.name != device.name for gpu in visible_gpus()):
         missing.append(f"a machine with {device.name}")
     if engine and not engine_facts(engine).in_process:
         try:

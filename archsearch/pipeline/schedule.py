@@ -95,7 +95,7 @@ def scored_by(scorer: Scorer, score: Score, folder: Path | None = None) -> Score
 def usual_batches(scorer: Scorer, device: Device) -> list[int]:
     """Batch sizes that are looked at: up to twice the largest that was measured; 1 alone where an
     engine runs one request at a time on a GPU."""
-    if device.kind == "gpu" and not engine_facts(scorer.latency.engine).batches:
+    if not device.is_cpu and not engine_facts(scorer.latency.engine).batches:
         return [1]
     largest = scorer.latency.largest_batch
     return [size for size in BATCH_SIZES if largest is None or size <= max(1, 2 * largest)]
@@ -320,7 +320,7 @@ class _Asked:
         self, draft: tuple[Draft, Estimate, dict[int, Estimate]], batch_sizes: Sequence[int]
     ) -> tuple[GammaSchedule, str]:
         scorer, device, facts = self.scorer, self.session.source.device, engine_facts(self.engine)
-        one_by_one = device.kind == "gpu" and not facts.batches
+        one_by_one = not device.is_cpu and not facts.batches
         if one_by_one:
             check_batch(facts, device, max(batch_sizes, default=1))
         flight = scorer.workload.batch_size

@@ -119,10 +119,6 @@ def hopeless(session: SearchSession) -> str:
     )
 
 
-PARETO_FILE = "pareto.json"
-PICTURE_FILE = "pareto.svg"
-
-
 def write_pareto(session: SearchSession, scores: Sequence[Score]) -> ParetoSet:
     """pareto.json and pareto.svg of the run. `scores`: those of the search, which stand for spaces
     that were not scored in full."""
@@ -142,6 +138,6 @@ def write_pareto(session: SearchSession, scores: Sequence[Score]) -> ParetoSet:
     known = {run.score(rank).proposer: found for rank, found in decided.items() if found}
     members = pareto(scorer, found, goals, lambda score: known.get(score.proposer))
     pareto_set = ParetoSet({name: GOALS[name] for name in goals}, tuple(whole), tuple(members))
-    save(run.path / PARETO_FILE, pareto_set)
-    write_picture(run.path / PICTURE_FILE, drawn(pareto_chart(pareto_set)))
+    save(run.path / "pareto.json", pareto_set)
+    write_picture(run.path / "pareto.svg", drawn(pareto_chart(pareto_set)))
     return pareto_set

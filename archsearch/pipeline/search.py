@@ -412,7 +412,7 @@ def surveyed_devices(request: SearchRequest) -> tuple[str, ...]:
         path.parent.name for path in list_profiles() if path.is_relative_to(profile_roots()[-1])
     )
     keys = sorted(set(shipped), key=lambda key: load_device(key).bandwidth_bytes_per_s)
-    return tuple(key for key in keys if load_device(key).kind == "gpu")
+    return tuple(key for key in keys if not load_device(key).is_cpu)
 
 
 def survey(request: SearchRequest, devices: Sequence[str]) -> Survey:
@@ -438,8 +438,8 @@ def survey(request: SearchRequest, devices: Sequence[str]) -> Survey:
 
 def _brought(found: Searched) -> Brought:
     def first(trains: bool) -> Score | None:
-        kinds = ((score, score.needs_kind in ("training", "")) for score in found.best)
-        return next((score for score, kind in kinds if kind == trains), None)
+        kinds = ("training", "") if trains else ("exists", "nothing")
+        return next((score for score in found.best if score.needs_kind in kinds), None)
 
     return Brought(
         engine=found.by.served,

@@ -45,12 +45,12 @@ from archsearch.workload import (
 def default_engine(device: Device, mode: Mode | None) -> str:
     """The engine of a device where none is named: on a GPU vLLM, or transformers for a mode without
     CUDA graphs."""
-    return "transformers" if device.kind == "cpu" or mode == "eager" else "vllm"
+    return "transformers" if device.is_cpu or mode == "eager" else "vllm"
 
 
 def default_mode(device: Device, engine: str) -> Mode:
     """Serving engines replay CUDA graphs on GPUs, transformers launches kernel by kernel."""
-    return "eager" if device.kind == "cpu" or engine_facts(engine).in_process else "graph"
+    return "eager" if device.is_cpu or engine_facts(engine).in_process else "graph"
 
 
 def with_engine(asked: WorkloadRequest, drafter: RoundKind = "draft_model") -> WorkloadRequest:
@@ -63,7 +63,7 @@ def with_engine(asked: WorkloadRequest, drafter: RoundKind = "draft_model") -> W
     rounds = rounds_of(asked, facts.name, device, drafter)
     check_batch(facts, device, asked.batch_size)
     usual = default_mode(device, facts.name)
-    if device.kind != "cpu" and asked.mode not in (None, usual):
+    if not device.is_cpu and asked.mode not in (None, usual):
         off = [
             name
             for name in ("enforce_eager", "disable_cuda_graph")
@@ -135,7 +135,7 @@ def check_dtype(
 ) -> None:
     """Raise ArchsearchError for a format of GGUF files and an engine that does not compute in it,
     or a GPU."""
-    if dtype in GGUF_DTYPES and device is not None and device.kind != "cpu":
+    if dtype in GGUF_DTYPES and device is not None and not device.is_cpu:
         near = f", {'int8' if DTYPE_BYTES[dtype] > 0.75 else 'int4'} weights of about as many bits"
         raise ArchsearchError(
             f"{dtype} is priced on a CPU only, not on {device.key}; {option} float16 prices the"
@@ -166,13 +166,13 @@ def dtype_of_drafts(asked: str | None, facts: EngineFacts, device: Device, dtype
                 f"--draft-dtype {asked}: only `estimate` prices drafts with weights in it"
             )
         check_dtype(asked, facts, device, "--draft-dtype")
-        if device.kind == "cpu" and not facts.gguf and asked != dtype:
+        if device.is_cpu and not facts.gguf and asked != dtype:
             raise ArchsearchError(
                 f"{facts.title} runs drafts on a CPU in the target's precision ({dtype}), not in"
                 f" {asked}; leave --draft-dtype out, or add --engine llama.cpp"
             )
         return asked
-    if device.kind == "cpu":
+    if device.is_cpu:
         return kind_of_drafts(dtype) if facts.gguf else dtype
     return "bfloat16" if DTYPE_BYTES[dtype] < 2 else dtype
 
@@ -190,7 +190,7 @@ def check_batch(facts: EngineFacts, device: Device, batch_size: int) -> None:
 
 
 def _runs_on(facts: EngineFacts, device: Device) -> bool:
-    if device.kind == "cpu":  # what an engine adds there is measured by running it
+    if device.is_cpu:  # what an engine adds there is measured by running it
         return bool(facts.make)
     if facts.cpu_only or (facts.nvidia_only and device.vendor != "NVIDIA"):
         return False
@@ -202,7 +202,7 @@ def rounds_of(
 ) -> EngineRounds | None:
     """How the engine's version runs rounds of a drafter on a GPU; None on a CPU. Raises
     ArchsearchError for a version or switch it lacks."""
-    if device.kind == "cpu":
+    if device.is_cpu:
         for option in ("engine_options", "engine_version", "host"):
             if getattr(asked, option):
                 named = option.replace("_", "-").removesuffix("s")

@@ -282,7 +282,7 @@ class Setting:
         limits = memory_limits(families.spaces[0], target.architecture, held, device)
         budget = request.training_budget_s
         if new:
-            spent = request.time_budget_s if request.confirm and device.kind == "cpu" else None
+            spent = request.time_budget_s if request.confirm and device.is_cpu else None
             budget = budget_s(budget or spent, device)
         return cls(target, source, workload, families, limits, longest, budget)
 
@@ -436,7 +436,7 @@ class SearchSession:
         from archsearch.models.load import LoadedTarget  # needs torch, which ranking does not
 
         # for a GPU of another machine on the CPU
-        device = "cuda" if self.source.device.kind != "cpu" and has_gpu() else "cpu"
+        device = "cuda" if not self.source.device.is_cpu and has_gpu() else "cpu"
         least = int(self.run.info.get("heldout_least", 0))
         prompts = load_prompt_set(self.request.prompts, self.request.heldout, least)
         return DraftTrainer(
@@ -533,6 +533,6 @@ def cannot_train(target: str, gpu: str | None, engine: str | None) -> str:
         check_weights(ref)
     except ArchsearchError as error:
         return str(error)
-    if gpu is not None and resolve_device(gpu).kind != "cpu" and not has_gpu():
+    if gpu is not None and not resolve_device(gpu).is_cpu and not has_gpu():
         return f"drafts for {gpu} are trained and confirmed on it, and this machine has no GPU"
     return ""

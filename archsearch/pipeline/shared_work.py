@@ -29,7 +29,6 @@ from archsearch.search.claims import Claims, Details
 from archsearch.search.storage import open_storage, storage_errors
 
 JobKind = Literal["short", "full", "confirm"]
-JOBS: Final = "archsearch-jobs-{name}-{digest}"  # the study
 SEARCH: Final = "search"  # the claim of the process that posts
 TRAINING_GRACE_S: Final = 60.0  # a training holds its process more than scoring does
 POLL_S: Final = 0.5
@@ -80,7 +79,7 @@ class SharedWork:
         with storage_errors(storage):
             self.study = optuna.create_study(
                 storage=open_storage(storage),
-                study_name=JOBS.format(name=name, digest=digest(created)[:8]),
+                study_name=f"archsearch-jobs-{name}-{digest(created)[:8]}",
                 load_if_exists=True,
             )
         self.claims = Claims(self.study, grace_s=grace_s)

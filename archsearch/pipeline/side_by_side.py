@@ -226,11 +226,13 @@ def _candidate(bench: Bench, family: str, request: FamilyRequest) -> _Candidate:
         if family == CHAIN:
             return _chain(bench, request, draft)
         gamma = request.gamma or session.run.score(request.rank).gamma
-
-        def measured(scorer: Scorer) -> Score:
-            return scorer.measured(draft.architecture, draft.alpha, draft.tau, gammas=[gamma])
-
-        return _Candidate(family, draft.folder, gamma, measured, rank=request.rank)
+        return _Candidate(
+            family,
+            draft.folder,
+            gamma,
+            lambda by: by.measured(draft.architecture, draft.alpha, draft.tau, gammas=[gamma]),
+            rank=request.rank,
+        )
     return _head(bench, request, run_head(session.run.path, family))
 
 
@@ -269,13 +271,13 @@ def _head(bench: Bench, request: FamilyRequest, head: TrainedHead) -> _Candidate
         raise ArchsearchError(
             f"the {family} head was trained for gamma {head.plan.gamma}, got gamma {gamma}"
         )
-
-    def replay(scorer: Scorer) -> Score:
-        return head_score(session, head, {gamma: head.taus[gamma]}, scorer)
-
     known = head.replays.get(gamma)
     return _Candidate(
-        family, head.folder, gamma, replay, known.accepted_by_position if known else ()
+        family,
+        head.folder,
+        gamma,
+        lambda scorer: head_score(session, head, {gamma: head.taus[gamma]}, scorer),
+        known.accepted_by_position if known else (),
     )
 
 

@@ -169,7 +169,6 @@ WORDS: Final = (
     " large world house school city river stone light paper letter morning question answer reason"
     " point story table window market garden winter summer"
 ).split()
-QUANTITIES: Final = ("tpot_s", "ttft_s", "tokens_per_s", "running")
 
 
 @dataclass(frozen=True)
@@ -349,7 +348,7 @@ def _errors(predicted: Predicted, measured: dict[str, Measured]) -> dict[str, di
     return {
         name: {
             what: getattr(getattr(predicted, name), what) / getattr(seen, what) - 1.0
-            for what in QUANTITIES
+            for what in ("tpot_s", "ttft_s", "tokens_per_s", "running")
             if getattr(seen, what) > 0
         }
         for name, seen in measured.items()

@@ -210,7 +210,7 @@ def _asked(session: SearchSession, taken: Taken) -> AcceptanceRequest:
         str(taken.weights),
         prompts=taken.prompts,
         answer_tokens=session.request.answer_tokens,
-        dtype="float32" if session.source.device.kind == "cpu" else "bfloat16",
+        dtype="float32" if session.source.device.is_cpu else "bfloat16",
     )
 
 

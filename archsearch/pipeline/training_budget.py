@@ -27,7 +27,7 @@ from archsearch.pipeline.latency import DTYPE_PREFERENCE, RANKS
 from archsearch.report.phrases import AskedBudget
 from archsearch.runs.tables import BudgetDrafter, BudgetRow, Budgets
 from archsearch.search.objective import Score, Scorer
-from archsearch.search.ranking import best_of_each
+from archsearch.search.ranking import best_of_each, size_of
 from archsearch.workload import Workload
 
 WRITING_BATCH: Final = 512  # sequences in flight (Apertus' runs, training_costs of DSpark)
@@ -54,7 +54,7 @@ def training_budget(
     `decode_s` and `verify_s` of the target are asked. The target is served on as many devices as
     make a token cheapest; `workload` says the dtype and mode, and how many devices where no number
     of RANKS holds it."""
-    if device.kind == "cpu":  # archsearch's trainer, which keeps what the writer's passes say
+    if device.is_cpu:  # archsearch's trainer, which keeps what the writer's passes say
         quickest = max(device.flops_per_s.values(), default=training_peak(device))
         write = 2.0 * pass_parameters(target) / (CPU_WRITING_SHARE * quickest)
         teach, epochs = 0.0, CPU_EPOCHS
@@ -72,7 +72,7 @@ def training_budget(
 
 def training_peak(device: Device) -> float:
     """Operations a second of the dtype that a drafter is trained in."""
-    names = DTYPE_PREFERENCE[::-1] if device.kind == "cpu" else DTYPE_PREFERENCE
+    names = DTYPE_PREFERENCE[::-1] if device.is_cpu else DTYPE_PREFERENCE
     known = [device.flops_per_s[name] for name in names if name in device.flops_per_s]
     # A profile without peaks: as slow as its memory, an operation a byte.
     return next(iter(known), device.bandwidth_bytes_per_s)
@@ -125,7 +125,7 @@ CPU_BUDGET_S: Final = 30 * 60.0
 
 def budget_s(asked: float | None, device: Device) -> float:
     """Device-seconds that were asked for, else what is usual on the device."""
-    return asked or (CPU_BUDGET_S if device.kind == "cpu" else GPU_BUDGET_S)
+    return asked or (CPU_BUDGET_S if device.is_cpu else GPU_BUDGET_S)
 
 
 def with_budget(scorer: Scorer, device: Device, seconds: float) -> Scorer:
@@ -162,7 +162,7 @@ def what_budgets_buy(
     if budget is None:
         return Budgets(device.key, tuple(rows))
     shapes = _candidates([score for score in scored if score.needs_kind == "training"])
-    for hours in CPU_HOURS if device.kind == "cpu" else GPU_HOURS:
+    for hours in CPU_HOURS if device.is_cpu else GPU_HOURS:
         context = replace(scorer.context, budget=replace(budget, hours=hours))
         bought = scorer.with_acceptance(scorer.acceptance, context)
         found = []
@@ -186,13 +186,8 @@ def _best_by_family(scores: Iterable[Score]) -> list[Score]:
 
 def _candidates(scored: Sequence[Score]) -> list[Score]:
     """Of each family the best of each width and depth, at most CANDIDATES."""
-
-    def size(score: Score) -> tuple[str, int, int]:
-        shape = score.architecture
-        return score.family, shape.hidden_size, shape.num_hidden_layers
-
     taken: dict[str, list[Score]] = {}
-    for score in best_of_each(scored, size):
+    for score in best_of_each(scored, size_of):
         taken.setdefault(score.family, []).append(score)
     return [score for scores in taken.values() for score in scores[:CANDIDATES]]
 

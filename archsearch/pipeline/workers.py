@@ -210,7 +210,7 @@ def can_confirm_beside(session: SearchSession) -> bool:
     On one CPU they would slow each other."""
     device = session.source.device
     with suppress(ArchsearchError):
-        return device.kind != "cpu" and check_claim(device.key) is not None
+        return not device.is_cpu and check_claim(device.key) is not None
     return False
 
 
@@ -254,7 +254,7 @@ def workers_beside(session: SearchSession) -> Iterator[SharedWork | None]:
     storage = request.storage or str(session.run.storage_file)
     # workers may begin in another folder
     storage = storage if "://" in storage else str(Path(storage).resolve())
-    on_cpu = session.source.device.kind == "cpu"
+    on_cpu = session.source.device.is_cpu
     # what is wrong with it is said before anything is announced; scoring needs no GPU
     executor = make_executor(request.executor, not on_cpu and request.confirm > 0)
     name = announce(session, storage)

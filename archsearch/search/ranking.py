@@ -24,6 +24,12 @@ def best_of_each(
     return list(first.values())
 
 
+def size_of(score: Score) -> tuple[str, int, int]:
+    """Its family, width and depth: what sets drafts apart most."""
+    shape = score.architecture
+    return score.family, shape.hidden_size, shape.num_hidden_layers
+
+
 def effort(needs: Needs | None) -> tuple[int, float]:
     """What it takes to have a drafter, for sorting: first those that exist, then those that need
     nothing, then the fewest device-hours; what nobody priced last."""

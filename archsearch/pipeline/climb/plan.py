@@ -141,10 +141,6 @@ def affordable_prompts(session: SearchSession, file: StateFile, plan: Plan, draf
     return max(min(rungs.LEAST_PROMPTS, plan.confirm_prompts), most)
 
 
-_SHAPE: Final = tuple(Architecture.__dataclass_fields__)
-_WHAT: Final = ("prior", "short training", "full training")
-
-
 def trial_rows(rows: Sequence[Mapping[str, object]], state: ClimbState) -> list[dict[str, object]]:
     """Rows of trials.csv with the rung that a shape reached, its state, alpha with its source per
     rung."""
@@ -180,7 +176,7 @@ def _with_rungs(row: Mapping[str, object], records: Sequence[RungRow]) -> dict[s
 
 def _key(shape: Mapping[str, object]) -> str:
     """A shape as trials.csv has it, whose fields may be of other number types."""
-    return repr([shape.get(name) for name in _SHAPE])
+    return repr([shape.get(name) for name in Architecture.__dataclass_fields__])
 
 
 def summary(state: ClimbState) -> list[dict[str, object]]:
@@ -214,7 +210,7 @@ def _rung_entry(
     return {
         "rung": rung,
         "round": number,
-        "what": _WHAT[rung],
+        "what": ("prior", "short training", "full training")[rung],
         "candidates": scored,
         "tokens": max(record.tokens for record in records),
         "seconds": seconds,

@@ -30,14 +30,14 @@ def profile_device(request: ProfileRequest) -> Profiled:
         device = check_claim(request.gpu, request.threads)
     except ArchsearchError as error:
         device = resolve_device(request.gpu, request.threads)
-        if device.kind == "cpu" or not profiles_of(device.key):
+        if device.is_cpu or not profiles_of(device.key):
             raise
         raise ArchsearchError(
             f"{error}. A profile of {device.key} is here already and needs no GPU to be used:"
             f" archsearch search --target T --gpu {request.gpu}"
         ) from error
     check_engine_request(request)
-    return profile_cpu(request, device) if device.kind == "cpu" else profile_gpu(request, device)
+    return profile_cpu(request, device) if device.is_cpu else profile_gpu(request, device)
 
 
 def import_tables(

@@ -95,7 +95,7 @@ class ProfileRun:
 
     def learn(self, bench: Bench, dtype: str, mode: str) -> None:
         """What the latency model makes of the rows of a dtype and mode, and its check."""
-        name = f"{dtype} {mode}" if self.device.kind == "gpu" else dtype
+        name = dtype if self.device.is_cpu else f"{dtype} {mode}"
         request, engine = self.request, engine_facts(self.request.engine_name)
         try:
             tables = engine_tables(self.profile, self.device, dtype, mode, request.engine_name)
@@ -148,7 +148,7 @@ class ProfileRun:
                     noisy=row.noisy,
                 )
             )
-        goal = GPU_GOAL if self.device.kind == "gpu" else CPU_GOAL
+        goal = CPU_GOAL if self.device.is_cpu else GPU_GOAL
         drafts, passes = (
             _error_summary([row for row in rows if row.what.startswith(what)], goal)
             for what in ("draft step", "verify")
