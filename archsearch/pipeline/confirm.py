@@ -111,16 +111,8 @@ class _Case:
         return cls(bench, score, run.best_dir(rank), scorer, words)
 
     @property
-    def session(self) -> SearchSession:
-        return self.bench.session
-
-    @property
     def shape(self) -> Architecture:
         return self.score.architecture
-
-    @property
-    def dtype(self) -> str:
-        return self.bench.dtype
 
     def file(self, name: str) -> Path:
         return self.folder / name.format(engine=self.bench.file_name)
@@ -285,7 +277,7 @@ def _exactness(
     """Whether greedy output is the target's own in float32, or why that was not checked; None, None
     when sampling."""
     bench = case.bench
-    quantised = case.dtype in GGUF_DTYPES  # its answers are another model's than in float32
+    quantised = bench.dtype in GGUF_DTYPES  # its answers are another model's than in float32
     if sampling.temperature != 0 or bench.choice.server_url is not None or quantised:
         return None, None
     # an engine of its own loads as quickly for all prompts
@@ -304,6 +296,7 @@ def _by_prompt(
     slowdown: float | None,
     stops_below: float = 0.0,
 ) -> ConfirmedGamma:
+    bench = case.bench
     return ConfirmedGamma.of(
         found,
         beside.score.speedup.value,
@@ -315,10 +308,10 @@ def _by_prompt(
         error_by_term=beside.error_by_term(found.terms, slowdown),
         context=context,
         slowdown=slowdown,
-        dtype=case.dtype,
-        draft_dtype=case.bench.draft_dtype or "",
+        dtype=bench.dtype,
+        draft_dtype=bench.draft_dtype or "",
         latency=case.latency_words,
-        profile_first=profile_first(case.session, case.scorer, case.bench.name, case.dtype),
+        profile_first=profile_first(bench.session, case.scorer, bench.name, bench.dtype),
         stops_below=stops_below,
     )
 
@@ -348,7 +341,7 @@ def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
             result = replace(result, kept_earlier=words)
             save(file, result)
             return result
-    first = name == case.session.request.engine or main is None or main.engine == name
+    first = name == case.bench.session.request.engine or main is None or main.engine == name
     if first and case.bench.own_dtype:
         save(case.folder / CONFIRMED_FILE, result)  # the run's own engine keeps this place
     save(own, result)
@@ -505,7 +498,7 @@ def confirm_load(
         engine_version=alone[0].engine_version,
         rank=request.rank,
         architecture=case.shape.label(),
-        dtype=case.dtype,
+        dtype=bench.dtype,
         synthetic=synthetic,
         alpha=known.alpha,
         asked_acceptance_by_position=known.asked(max(gammas)) or None,
@@ -527,7 +520,7 @@ def _points(
     case: _Case, known: _Acceptance, numbers: Sequence[int], schedule: bool
 ) -> dict[int, SchedulePoint]:
     """Raises ArchsearchError where the memory does not hold the draft at one of `numbers`."""
-    device = case.session.source.device
+    device = case.bench.session.source.device
     sizes = sorted({1, *numbers}) if schedule else numbers  # a schedule begins at batch size 1
     found = schedule_points(case.scorer, case.shape, known.alpha, known.taus, device, sizes)
     points = {point.batch_size: point for point in found}
@@ -561,15 +554,16 @@ def _gammas(
 def _models(case: _Case, synthetic: bool) -> tuple[ModelSource, ModelSource, bool]:
     """Target and draft, with random weights where acceptance is synthetic, and whether the target
     is a shape alone, whose weights the engine makes up."""
-    session, bench, base = case.session, case.bench, case.session.run.path / "engine"
+    bench, session = case.bench, case.bench.session
+    base = session.run.path / "engine"
     if not synthetic:
         check_weights(session.target)
-        return bench.target(case.dtype), bench.draft(case.folder, case.dtype), False
+        return bench.target(bench.dtype), bench.draft(case.folder, bench.dtype), False
     # outside this process the whole vocabulary
     shape = case.shape if bench.inside else case.shape.replace(draft_vocab_size=None)
-    draft = random_draft(shape, case.dtype, base, load=bench.inside)
+    draft = random_draft(shape, bench.dtype, base, load=bench.inside)
     if can_run(bench.name, session.target):
-        return bench.target(case.dtype), draft, False
+        return bench.target(bench.dtype), draft, False
     return write_shape(session.target.architecture, base / "target"), draft, True
 
 

@@ -139,7 +139,7 @@ def _profiles() -> Iterator[Finding]:
 
 def _profile_of(device: Device) -> Finding:
     """Whether a device was profiled, by whom, with which software, and checked."""
-    command = f"archsearch profile --gpu {'cpu' if device.kind == 'cpu' else device.key}"
+    command = f"archsearch profile --gpu {'cpu' if device.is_cpu else device.key}"
     found = profiles_of(device.key)
     if not found:
         text = f"{device.key} has no profile; latencies would be guessed or refused"

@@ -182,8 +182,8 @@ def _by_engine(priced: Sequence[Priced]) -> list[list[Priced]]:
 
 def _with_prompts(item: Priced) -> WithPrompts | None:
     """What the best draft's gain becomes once prompts are read: tokens/s over those without a
-    draft, as many requests in flight as the batch has, followed by others or not, prompts that with
-    half an answer fill its context. None on a CPU, and where such requests cannot be priced."""
+    draft, as many requests in flight as the batch has, followed by others or not; a prompt and half
+    an answer fill its context. None on a CPU, and where it cannot be priced."""
     work = item.scorer.workload
     tree = getattr(item.score.proposer, "tree", None)
     if any(item.entry.barred) or item.source.device.is_cpu or tree:

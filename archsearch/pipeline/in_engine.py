@@ -160,8 +160,7 @@ def serving_scorer(
 def served_dtype(session: SearchSession, engine: str) -> str:
     """The precision of a run in an engine: a GGUF target's own in one on such files, else the
     run's."""
-    own = session.target.dtype_in(engine_facts(engine).gguf)
-    return own or session.source.dtype
+    return session.target.dtype_in(engine_facts(engine).gguf) or session.source.dtype
 
 
 def profile_first(session: SearchSession, scorer: Scorer, engine: str, dtype: str) -> str | None:

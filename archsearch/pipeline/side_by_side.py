@@ -57,7 +57,6 @@ from archsearch.pipeline.untrained import (
 from archsearch.records import as_data, save
 from archsearch.report.phrases import shell_path
 from archsearch.runs.confirmed import Exact
-from archsearch.runs.run import open_run
 from archsearch.runs.tables import (
     BESIDE_FILE,
     COMPARISON_FILE,
@@ -193,7 +192,7 @@ def confirm_families(
             save(path / BESIDE_FILE.format(family=row.family, engine=where), as_data(row) | more)
     save(path / COMPARISON_FILE.format(engine=where), compared)
     write_engines(session)
-    write_report(open_run(path))
+    write_report(session.run)
     return compared
 
 

@@ -1,11 +1,10 @@
 """The training budget that every alpha of a drafter that is to be trained assumes, and what other
 budgets would buy: the best drafter of each family beside what exists.
 
-What a training takes on a device: the target writes the text and passes over it once more for its
-probabilities or hidden states, both priced by the latency model (of an engine that serves); the
-drafter's own passes, by their operations. Checked against what publications say in
-docs/choose-a-draft.md and benchmarks/training_costs.py: within a factor of 2 in either direction
-for most.
+What a training takes: the target writes the text and passes over it once more for its probabilities
+or hidden states, both priced by the latency model (of an engine that serves); the drafter's own
+passes, by their operations. Within a factor of 2 of most publications (docs/choose-a-draft.md,
+benchmarks/training_costs.py).
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -73,9 +73,9 @@ def training_budget(
 def training_peak(device: Device) -> float:
     """Operations a second of the dtype that a drafter is trained in."""
     names = DTYPE_PREFERENCE[::-1] if device.is_cpu else DTYPE_PREFERENCE
-    known = [device.flops_per_s[name] for name in names if name in device.flops_per_s]
+    known = (device.flops_per_s[name] for name in names if name in device.flops_per_s)
     # A profile without peaks: as slow as its memory, an operation a byte.
-    return next(iter(known), device.bandwidth_bytes_per_s)
+    return next(known, device.bandwidth_bytes_per_s)
 
 
 def _served(target: Architecture, device: Device, workload: Workload) -> list[Workload]:
@@ -84,19 +84,14 @@ def _served(target: Architecture, device: Device, workload: Workload) -> list[Wo
     found = list[Workload]()
     for ranks in RANKS:
         each = (_at(workload, ranks, batch) for batch in sizes)
-        found += itertools.islice((served for served in each if _holds(target, device, served)), 1)
+        able = (served for served in each if fits(target, None, served, device))
+        with suppress(InvalidShapeError):  # heads do not divide
+            found += itertools.islice(able, 1)
     return found or [_at(workload, workload.tensor_parallel, workload.batch_size)]
 
 
 def _at(workload: Workload, ranks: int, batch: int) -> Workload:
     return Workload(batch, WRITING_CONTEXT, ranks, workload.dtype, workload.mode)
-
-
-def _holds(target: Architecture, device: Device, served: Workload) -> bool:
-    try:
-        return fits(target, None, served, device)
-    except InvalidShapeError:  # heads do not divide
-        return False
 
 
 def _per_token(
