@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,39 +84,38 @@ STOPPING: Final = "stopping"  # of the draft that stops where unsure
 USUAL_COUNT: Final = 24  # prompts
 
 
-def _check_rank(bench: Bench, score: Score) -> None:
-    able = engines_that(lambda row: score.family in row.confirms)
-    engine = bench.name if bench.name in able else next(iter(able), bench.name)
-    check_independent(score, "confirm", bench.session.run.path, f" --engine {engine}")
-
-
 @dataclass(frozen=True)
-class _Case:
-    bench: Bench
-    score: Score
-    folder: Path
-    scorer: Scorer
-    latency_words: str
+class _Case(Bench):
+    """The bench of a candidate."""
 
-    @classmethod
-    def of(cls, bench: Bench, rank: int, **asked: Any) -> _Case:
-        """Raises ArchsearchError for what the engine cannot (`asked`: see `check_choice`). Loads
-        nothing."""
-        run, name = bench.session.run, bench.name
-        score = run.score(rank)
-        _check_rank(bench, score)
-        check_choice(bench.choice, name, **asked)
-        scorer, words = bench.scorer
-        engine_facts(name).check_draft(score.architecture, scorer.workload.tensor_parallel)
-        bench = replace(bench, largest=score.architecture)
-        return cls(bench, score, run.best_dir(rank), scorer, words)
+    rank: int = 1
+
+    @cached_property
+    def score(self) -> Score:
+        return self.session.run.score(self.rank)
+
+    @property
+    def folder(self) -> Path:
+        return self.session.run.best_dir(self.rank)
 
     @property
     def shape(self) -> Architecture:
         return self.score.architecture
 
+    def check_family(self) -> None:
+        """Raise ArchsearchError where the rank's family is confirmed by its name."""
+        able = engines_that(lambda row: self.score.family in row.confirms)
+        engine = self.name if self.name in able else next(iter(able), self.name)
+        check_independent(self.score, "confirm", self.session.run.path, f" --engine {engine}")
+
+    def check(self, **asked: Any) -> None:
+        """Raise ArchsearchError for what the engine cannot (`asked`: see `check_choice`)."""
+        check_choice(self.choice, self.name, **asked)
+        ranks = self.scorer.workload.tensor_parallel
+        engine_facts(self.name).check_draft(self.shape, ranks)
+
     def file(self, name: str) -> Path:
-        return self.folder / name.format(engine=self.bench.file_name)
+        return self.folder / name.format(engine=self.file_name)
 
 
 @dataclass(frozen=True)
@@ -172,8 +172,8 @@ def confirm_rank(
     """Run target alone and target + draft in the engine, interleaved, on held-out prompts; write
     confirmed.json. Without `gammas` a draft that gains by stopping where it is unsure, by replay,
     runs so beside its gamma. Raises MissingDataError for a rank without weights."""
-    bench = Bench(session, choice or EngineChoice(), trainer)
-    _check_rank(bench, session.run.score(rank))
+    case = _Case(session, choice or EngineChoice(), trainer, rank)
+    case.check_family()
     named = f"{shell_path(session.run.path)} --rank {rank}"
     advice = (
         f"train it (archsearch train {named}), or prove its shape without (archsearch confirm"
@@ -181,11 +181,10 @@ def confirm_rank(
     )
     trained = trained_of(session, rank, advice)
     check_weights(session.target)
-    case = _Case.of(bench, rank)
-    bench = case.bench
-    check_tokenizer(bench.trainer.tokenizer, case.folder)
+    case.check()
+    check_tokenizer(case.trainer.tokenizer, case.folder)
     count = prompt_count or session.request.confirm_prompts
-    asked = confirming_prompts(bench.trainer, prompts, count)
+    asked = confirming_prompts(case.trainer, prompts, count)
     sampling = answers_of(session)
     wanted = gammas or [case.score.gamma]
     trained.check_gammas(wanted)
@@ -195,25 +194,23 @@ def confirm_rank(
             f"gamma {gamma}": (case.folder, gamma) for gamma in sorted(set(wanted))
         }
         stops = None
-        if not gammas and bench.choice.server_url is None:
+        if not gammas and case.choice.server_url is None:
             with suppress(ArchsearchError):  # an engine that takes none, a trace of other text
-                replays = Replays.of(case.scorer, bench.name, trained, bench.trainer)
+                replays = Replays.of(case.scorer, case.name, trained, case.trainer)
                 stops = replays.stopping
         if stops is not None:
             drafters[STOPPING] = (stops.source(case.folder), stops.rule.gamma)
         results, slowdown = at_pace(
-            session, lambda: bench.by_prompt(drafters, asked, sampling, best_of_gammas)
+            session, lambda: case.by_prompt(drafters, asked, sampling, best_of_gammas)
         )
     exact, unchecked = _exactness(case, wanted[0], asked, sampling)
     context = mid_answer(asked, sampling.max_new_tokens)
     stopped, local = results.pop(STOPPING, None), case.scorer.at_context(context)
-
-    def beside(found: ByPrompt) -> _Beside:
+    rows = []
+    for found in results.values():
         taus = (trained.tau[found.gamma], found.tau)
-        return _Beside.of(local, case.shape, found.gamma, trained.alpha, taus)
-
-    found = results.values()
-    rows = [_by_prompt(case, beside(each), each, context, slowdown) for each in found]
+        beside = _Beside.of(local, case.shape, found.gamma, trained.alpha, taus)
+        rows.append(_by_prompt(case, beside, found, context, slowdown))
     unsure = gain = None
     if stops is not None and stopped is not None:
         score = replays.score(stops, local)
@@ -229,7 +226,7 @@ def confirm_rank(
     result = Confirmed(
         **vars(best),
         rank=rank,
-        prompts_seen=seen_words(bench.trainer, case.folder, prompts),
+        prompts_seen=seen_words(case.trainer, case.folder, prompts),
         prompts_file=str(prompts) if prompts else None,
         architecture=case.shape.label(),
         identical_output_float32=exact,
@@ -276,14 +273,13 @@ def _exactness(
 ) -> tuple[Exact | None, str | None]:
     """Whether greedy output is the target's own in float32, or why that was not checked; None, None
     when sampling."""
-    bench = case.bench
-    quantised = bench.dtype in GGUF_DTYPES  # its answers are another model's than in float32
-    if sampling.temperature != 0 or bench.choice.server_url is not None or quantised:
+    quantised = case.dtype in GGUF_DTYPES  # its answers are another model's than in float32
+    if sampling.temperature != 0 or case.choice.server_url is not None or quantised:
         return None, None
     # an engine of its own loads as quickly for all prompts
-    few, tokens = (asked[:4], 32) if bench.inside else (asked, 64)
+    few, tokens = (asked[:4], 32) if case.inside else (asked, 64)
     try:
-        return bench.exactness({"draft": (case.folder, gamma)}, few, tokens)["draft"], None
+        return case.exactness({"draft": (case.folder, gamma)}, few, tokens)["draft"], None
     except RunFailed as error:  # what was measured holds without it
         return None, str(error)
 
@@ -296,7 +292,6 @@ def _by_prompt(
     slowdown: float | None,
     stops_below: float = 0.0,
 ) -> ConfirmedGamma:
-    bench = case.bench
     return ConfirmedGamma.of(
         found,
         beside.score.speedup.value,
@@ -308,10 +303,10 @@ def _by_prompt(
         error_by_term=beside.error_by_term(found.terms, slowdown),
         context=context,
         slowdown=slowdown,
-        dtype=bench.dtype,
-        draft_dtype=bench.draft_dtype or "",
+        dtype=case.dtype,
+        draft_dtype=case.draft_dtype or "",
         latency=case.latency_words,
-        profile_first=profile_first(bench.session, case.scorer, bench.name, bench.dtype),
+        profile_first=profile_first(case.session, case.scorer, case.name, case.dtype),
         stops_below=stops_below,
     )
 
@@ -320,14 +315,14 @@ def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
     """Write the confirmation where it belongs and return it; with `kept_earlier` where an earlier
     one keeps its place: what decides nothing, or is slower at other gammas on the same prompts, is
     written beside a decided one of the same weights in the same engine."""
-    name = case.bench.name
+    name = case.name
     own, beside = case.file("confirmed-{engine}.json"), case.file("undecided-{engine}.json")
     slower = case.file("slower-{engine}.json")
     main, last = (
         load_or_note(path, "confirmation", Confirmed, [])  # a broken one is replaced
         for path in (case.folder / CONFIRMED_FILE, own)
     )
-    earlier = last or (main if case.bench.own_dtype else None)
+    earlier = last or (main if case.own_dtype else None)
     if earlier and earlier.engine == name and not (earlier.undecided or earlier.is_stale(alpha)):
         again = earlier.gamma in (result.gamma, *(row.gamma for row in result.other_gammas))
         loses = not again and result.prompts_file == earlier.prompts_file
@@ -341,8 +336,8 @@ def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
             result = replace(result, kept_earlier=words)
             save(file, result)
             return result
-    first = name == case.bench.session.request.engine or main is None or main.engine == name
-    if first and case.bench.own_dtype:
+    first = name == case.session.request.engine or main is None or main.engine == name
+    if first and case.own_dtype:
         save(case.folder / CONFIRMED_FILE, result)  # the run's own engine keeps this place
     save(own, result)
     for file in (beside, slower):
@@ -427,14 +422,9 @@ def confirm_load(
     measured, term by term."""
     synthetic = request.synthetic or not has_weights(session.run.best_dir(request.rank))
     numbers = sorted(set(request.concurrencies))
-    case = _Case.of(
-        Bench(session, choice or EngineChoice()),
-        request.rank,
-        synthetic=synthetic,
-        schedule=request.schedule,
-        concurrency=numbers[-1],
-    )
-    bench = case.bench
+    case = _Case(session, choice or EngineChoice(), rank=request.rank)
+    case.check_family()
+    case.check(synthetic=synthetic, schedule=request.schedule, concurrency=numbers[-1])
     known = _Acceptance(*acceptance_of(case.scorer, case.score, case.folder), synthetic)
     points = _points(case, known, numbers, request.schedule)
     ranges: Ranges = ()
@@ -459,7 +449,7 @@ def confirm_load(
             rng=random.Random(session.request.seed),
         )
         if synthetic
-        else confirming_prompts(bench.trainer, request.prompts, USUAL_COUNT)
+        else confirming_prompts(case.trainer, request.prompts, USUAL_COUNT)
     )
     started = time.monotonic()
     # every held-out prompt at least once over the repeats: tau differs more between prompts than
@@ -473,11 +463,11 @@ def confirm_load(
     plan = Plan(
         target, variants, asked, sampling, numbers, repeats, groups, starts=repeats, seed=seed
     )
-    words = f"{bench.name} under load"
+    words = f"{case.name} under load"
     with kept_partial(case.file("partial-load-{engine}.json"), "whole repeats"):
         results, slowdown = at_pace(
             session,
-            lambda: bench.run(plan, under_load, words, dummy=dummy, look=token_s),
+            lambda: case.run(plan, under_load, words, dummy=dummy, look=token_s),
         )
     context = mid_answer(asked, tokens)
     local = case.scorer.at_context(context)
@@ -494,11 +484,11 @@ def confirm_load(
         overall = overall_speedups(results, [SCHEDULED, *fixed], numbers)
         compared = ScheduleRun(ranges, tuple(verdict), overall)
     record = LoadRecord(
-        engine=bench.name,
+        engine=case.name,
         engine_version=alone[0].engine_version,
         rank=request.rank,
         architecture=case.shape.label(),
-        dtype=bench.dtype,
+        dtype=case.dtype,
         synthetic=synthetic,
         alpha=known.alpha,
         asked_acceptance_by_position=known.asked(max(gammas)) or None,
@@ -520,7 +510,7 @@ def _points(
     case: _Case, known: _Acceptance, numbers: Sequence[int], schedule: bool
 ) -> dict[int, SchedulePoint]:
     """Raises ArchsearchError where the memory does not hold the draft at one of `numbers`."""
-    device = case.bench.session.source.device
+    device = case.session.source.device
     sizes = sorted({1, *numbers}) if schedule else numbers  # a schedule begins at batch size 1
     found = schedule_points(case.scorer, case.shape, known.alpha, known.taus, device, sizes)
     points = {point.batch_size: point for point in found}
@@ -554,16 +544,16 @@ def _gammas(
 def _models(case: _Case, synthetic: bool) -> tuple[ModelSource, ModelSource, bool]:
     """Target and draft, with random weights where acceptance is synthetic, and whether the target
     is a shape alone, whose weights the engine makes up."""
-    bench, session = case.bench, case.bench.session
+    session = case.session
     base = session.run.path / "engine"
     if not synthetic:
         check_weights(session.target)
-        return bench.target(bench.dtype), bench.draft(case.folder, bench.dtype), False
+        return case.target(case.dtype), case.draft(case.folder, case.dtype), False
     # outside this process the whole vocabulary
-    shape = case.shape if bench.inside else case.shape.replace(draft_vocab_size=None)
-    draft = random_draft(shape, bench.dtype, base, load=bench.inside)
-    if can_run(bench.name, session.target):
-        return bench.target(bench.dtype), draft, False
+    shape = case.shape if case.inside else case.shape.replace(draft_vocab_size=None)
+    draft = random_draft(shape, case.dtype, base, load=case.inside)
+    if can_run(case.name, session.target):
+        return case.target(case.dtype), draft, False
     return write_shape(session.target.architecture, base / "target"), draft, True
 
 

@@ -292,7 +292,7 @@ def _scored(
     facts, source = engine_facts(session.request.engine), session.source
     with suppress(ArchsearchError):  # cannot be sharded, drafts no gamma that is asked for
         facts.check_drafter(drafter, shared_by(scorer.workload), source.version)
-        if all(over <= 0 for over in scorer.constraints(drafter).values()):
+        if scorer.feasible(drafter):
             score = scorer.with_acceptance(scorer.acceptance, context)(drafter)
             return [Alternative(replace(score, **known), context)]
     return []

@@ -186,13 +186,11 @@ Drafters = Mapping[str, tuple[object, int]]
 
 @dataclass(frozen=True)
 class Bench:
-    """The engine that a session's drafters run in. `largest`: the shape of the largest, for the
-    memory (None: no larger than the target)."""
+    """The engine that a session's drafters run in."""
 
     session: SearchSession
     choice: EngineChoice
     known_trainer: DraftTrainer | None = None
-    largest: Architecture | None = None
 
     @cached_property
     def trainer(self) -> DraftTrainer:
@@ -218,9 +216,23 @@ class Bench:
         """The precision of drafts that was asked for, here or of the run."""
         return self.choice.draft_dtype or self._drafts
 
+    @property
+    def shape(self) -> Architecture:
+        """Of its largest drafter, at most."""
+        return self.session.target.architecture
+
+    @property
+    def scorer(self) -> Scorer:
+        """What predicts its rounds."""
+        return self._priced[0]
+
+    @property
+    def latency_words(self) -> str:
+        """Where its latencies come from."""
+        return self._priced[1]
+
     @cached_property
-    def scorer(self) -> tuple[Scorer, str]:
-        """What predicts its rounds, and where its latencies come from in words."""
+    def _priced(self) -> tuple[Scorer, str]:
         scorer, words = serving_scorer(self.session, self.name, self.dtype, self.draft_dtype)
         device = self.session.source.device
         try:
@@ -362,8 +374,7 @@ class Bench:
         if not device.is_cpu:
             return True
         workload = replace(session.scorer.workload, batch_size=concurrency)
-        target = session.target.architecture
-        each = memory_bytes(target, self.largest or target, workload).total_bytes
+        each = memory_bytes(session.target.architecture, self.shape, workload).total_bytes
         return engines * (each + ENGINE_BYTES) > usable_bytes(device, workload)
 
 

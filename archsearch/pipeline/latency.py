@@ -172,8 +172,8 @@ def choose_latency(
     elif asked.dtype is not None:
         asked = replace(asked, dtype=dtype_name(asked.dtype))
     engine = asked.engine or default_engine(device, asked.mode)
-    asked = replace(asked, engine=engine)
-    check_dtype(asked.dtype or "", engine_facts(engine), device)
+    asked, facts = replace(asked, engine=engine), engine_facts(engine)
+    check_dtype(asked.dtype or "", facts, device)
     served_in = target.served_dtype  # of the published weights, where they are quantised
     able = not asked.dtype and served_in in DTYPE_BYTES and not device.is_cpu
     if able and _computes_in(served_in, profile, device, asked):
@@ -184,8 +184,8 @@ def choose_latency(
         source = _unprofiled(device, mode, asked, rounds)
     else:
         source = _profiled(profile, device, mode, asked, target, rounds)
-    served, rounds = served_words(source.engine, source.rounds, device), source.rounds
-    version = rounds.version if rounds is not None else installed_version(source.engine, device)
+    served, rounds = served_words(engine, source.rounds, device), source.rounds
+    version = rounds.version if rounds is not None else installed_version(engine, device)
     words = source.words + format_words(getattr(source.latency, "tables", None), target)
     experts = f"{target.expert_format} (experts)" if target.expert_format else source.dtype
     about = {
@@ -195,8 +195,7 @@ def choose_latency(
         "quantise": _to_quantise(target, source.dtype),
     }
     source = replace(source, version=version, served=served, profile=about, words=words)
-    work = _workload(asked, source.device, target, source.dtype, mode, source.rounds)
-    facts = engine_facts(source.engine)
+    work = _workload(asked, device, target, source.dtype, mode, rounds)
     drafts = dtype_of_drafts(asked.draft_dtype, facts, device, source.dtype)
     if drafts == source.dtype:
         return source, work
@@ -290,8 +289,7 @@ def _unprofiled(
     """Of a GPU that nobody profiled; the datasheet alone where no relative was measured in the
     dtype."""
     name = asked.dtype or next(d for d in DTYPE_PREFERENCE if d in device.flops_per_s)
-    profile = tables_of(device, name) if name in device.flops_per_s else None
-    engine = str(asked.engine)
+    profile, engine = tables_of(device, name), str(asked.engine)
     latency: LatencyOfRounds
     if profile is None:
         latency = RooflineLatency(device, name, mode, engine, rounds)

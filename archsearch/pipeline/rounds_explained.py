@@ -113,7 +113,7 @@ def difference(draft: str, better: Score, worse: Score, worse_there: Score) -> D
         first, second = str(better.engine), str(worse.engine)
     where = f"at gamma {better.gamma} " if better.gamma != worse.gamma else ""
     # of the rounds' times; alpha is the same for both
-    stds = (time.std / time.value for score in (better, worse) if (time := score.round_s))
+    stds = (time.relative_std for score in (better, worse) if (time := score.round_s))
     apart = math.log(better.speedup.value / worse.speedup.value) > math.hypot(*stds)
     doubt = "" if apart else " (less than the error bars)"
     gains = f"{first} {better.speedup.value:.2f}x, {second} {worse.speedup.value:.2f}x"

@@ -280,6 +280,10 @@ def schedule_head(
     )
 
 
+Known = tuple[Draft, Estimate, dict[int, Estimate]]
+"""A draft with its alpha, and tau by gamma."""
+
+
 class _Asked:
     """The engine that is asked for a schedule of a drafter, its latencies in words, and the scorer
     with them. Raises ArchsearchError where it takes one gamma for all batch sizes."""
@@ -297,13 +301,13 @@ class _Asked:
 
     def plan(
         self,
-        draft: tuple[Draft, Estimate, dict[int, Estimate]],
+        draft: Known,
         gamma: int,
         batch_sizes: Sequence[int],
         folder: Path,
         **who: Any,
     ) -> Scheduled:
-        """The schedule of a draft (with its alpha, and tau by gamma), written to `folder`."""
+        """The schedule of a draft, written to `folder`."""
         schedule, note = self._planned(draft, batch_sizes)
         save(folder / SCHEDULE_FILE, schedule)
         return Scheduled(
@@ -316,9 +320,7 @@ class _Asked:
             **who,
         )
 
-    def _planned(
-        self, draft: tuple[Draft, Estimate, dict[int, Estimate]], batch_sizes: Sequence[int]
-    ) -> tuple[GammaSchedule, str]:
+    def _planned(self, draft: Known, batch_sizes: Sequence[int]) -> tuple[GammaSchedule, str]:
         scorer, device, facts = self.scorer, self.session.source.device, engine_facts(self.engine)
         one_by_one = not device.is_cpu and not facts.batches
         if one_by_one:

@@ -77,7 +77,7 @@ from archsearch.runs.run import RUNGS_FILE
 from archsearch.runs.state import StateFile
 from archsearch.runs.tables import BUDGETS_FILE, TextVerdict
 from archsearch.search import study
-from archsearch.search.objective import Score, Scorer
+from archsearch.search.objective import Score, Scorer, best_first
 from archsearch.search.ranking import best_of_each, led_by_need, rivals
 from archsearch.search.rungs import Plan
 
@@ -210,10 +210,9 @@ def text_result(
 ) -> TextVerdict | None:
     """The verdict on the run's text by its best trained draft; None where none was trained."""
     drafts = {draft.architecture: draft for draft in trained}
-    best = next((score for score in ranked if score.architecture in drafts), None)
-    if best is None:
-        return None
-    return text_verdict(scorer, trainer, drafts[best.architecture])
+    shapes = (score.architecture for score in ranked)
+    best = next((drafts[shape] for shape in shapes if shape in drafts), None)
+    return None if best is None else text_verdict(scorer, trainer, best)
 
 
 def write_ranked(
@@ -229,15 +228,12 @@ def write_ranked(
     measured.sort(key=lambda score: -score.worth)
     shapes = {score.architecture for score in measured}
     rest = [score for score in ranked if score.architecture not in shapes]
-    rest = sorted([*rest, *besides], key=lambda score: -score.ranked_by)
-    everything = [*measured, *rest]
+    everything = [*measured, *best_first([*rest, *besides])]
     chosen = everything[: max(session.request.top, len(trained))]
     have = [score for score in besides if score.needs_kind == "exists"]
     for score in [*best_of_each(everything), *have[:EXISTING]]:  # however far behind
         chosen += [] if score in chosen else [score]
-    others = sorted(
-        (score for score in chosen if score not in measured), key=lambda score: -score.ranked_by
-    )
+    others = best_first(score for score in chosen if score not in measured)
     scores = [*measured, *led_by_need(session.groups(others))]
     best = [score.with_rank(rank) for rank, score in enumerate(scores, start=1)]
     write_best(session, best, {draft.architecture: draft for draft in trained})
@@ -313,7 +309,7 @@ def in_run(scored: Sequence[Score], ranked: Sequence[Score]) -> list[Score]:
     rest = [score for score in scored if (score.proposer, score.needs) not in kept]
     after = itertools.count(len(ranked) + 1)
     both = [*ranked, *(score.with_rank(next(after)) for score in rest)]
-    return sorted(both, key=lambda score: -score.ranked_by)
+    return best_first(both)
 
 
 def best_head(families: Sequence[str], engine: str) -> str:

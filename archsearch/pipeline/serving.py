@@ -153,10 +153,10 @@ def dtype_of_drafts(asked: str | None, facts: EngineFacts, device: Device, dtype
     on GPUs 16 bits beside fewer, else the target's (in llama.cpp `kind_of_drafts`). Raises
     ArchsearchError for what cannot be.
 
-    An engine reads a draft's own config for it: vLLM makes a ModelConfig of the draft's, with the
-    target's quantization for MTP only (config/speculative.py; 0.25.1 kept EAGLE-3 heads in 16 bits
-    beside fp8 targets), SGLang too, with the target's only where --quantization was given and
-    --speculative-draft-model-quantization was not (server_args.py).
+    Engines read a draft's own config for it: vLLM takes the target's quantization for MTP only
+    (config/speculative.py; 0.25.1 kept EAGLE-3 heads in 16 bits beside fp8 targets), SGLang only
+    where --quantization was given and --speculative-draft-model-quantization was not
+    (server_args.py).
     """
     if asked is not None:
         if "," in asked:

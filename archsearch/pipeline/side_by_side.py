@@ -159,8 +159,7 @@ def confirm_families(
         with suppress(RunFailed):  # what was measured holds without it
             tokens = min(64, sampling.max_new_tokens)
             exact = bench.exactness(drafters, asked[: request.exact], tokens)
-    scorer, words = bench.scorer
-    scorer = scorer.at_context(mid_answer(asked, sampling.max_new_tokens))
+    scorer = bench.scorer.at_context(mid_answer(asked, sampling.max_new_tokens))
     rows = [
         _row(
             candidate,
@@ -181,7 +180,7 @@ def confirm_families(
         baseline_tokens_per_s=ran[0].baseline_tokens_per_s if ran else None,
         rows=tuple(rows),
         order=order_of(ran),
-        latency=words,
+        latency=bench.latency_words,
         profile_first=profile_first(session, scorer, name, dtype),
     )
     path, where = session.run.path, bench.file_name
@@ -251,7 +250,7 @@ def _exit(session: SearchSession) -> Score:
 
 
 def _chain(bench: Bench, request: FamilyRequest, draft: TrainedDraft) -> _Candidate:
-    replays = Replays.of(bench.scorer[0], bench.name, draft, bench.trainer)
+    replays = Replays.of(bench.scorer, bench.name, draft, bench.trainer)
     best = replays.chain(request.gamma)
     note = f"{replays.score(best).proposer.label()}; {replays.words(best)}"
     if engine_facts(bench.name).gguf and best.lookup is not None:
@@ -265,7 +264,7 @@ def _chain(bench: Bench, request: FamilyRequest, draft: TrainedDraft) -> _Candid
 def _head(bench: Bench, request: FamilyRequest, head: TrainedHead) -> _Candidate:
     session, family = bench.session, head.plan.family
     resolve_drafter(str(head.folder), session.target)  # of another target it raises
-    gamma = request.gamma or head_score(session, head, scorer=bench.scorer[0]).gamma
+    gamma = request.gamma or head_score(session, head, scorer=bench.scorer).gamma
     if gamma > head.plan.gamma:
         raise ArchsearchError(
             f"the {family} head was trained for gamma {head.plan.gamma}, got gamma {gamma}"

@@ -26,7 +26,7 @@ from archsearch.needs import Needs, TrainingBudget
 from archsearch.pipeline.latency import DTYPE_PREFERENCE, RANKS
 from archsearch.report.phrases import AskedBudget
 from archsearch.runs.tables import BudgetDrafter, BudgetRow, Budgets
-from archsearch.search.objective import Score, Scorer
+from archsearch.search.objective import Score, Scorer, best_first
 from archsearch.search.ranking import best_of_each, size_of
 from archsearch.workload import Workload
 
@@ -162,10 +162,8 @@ def what_budgets_buy(
         bought = scorer.with_acceptance(scorer.acceptance, context)
         found = []
         for score in shapes:
-            try:
+            with suppress(ArchsearchError):
                 found.append(bought(score.proposer))
-            except ArchsearchError:
-                continue
         made = [
             score
             for score in besides
@@ -176,7 +174,7 @@ def what_budgets_buy(
 
 
 def _best_by_family(scores: Iterable[Score]) -> list[Score]:
-    return best_of_each(sorted(scores, key=lambda score: -score.ranked_by))
+    return best_of_each(best_first(scores))
 
 
 def _candidates(scored: Sequence[Score]) -> list[Score]:
@@ -189,7 +187,7 @@ def _candidates(scored: Sequence[Score]) -> list[Score]:
 
 def _row(hours: float, scores: Sequence[Score]) -> BudgetRow:
     found = []
-    for score in sorted(scores, key=lambda score: -score.ranked_by):
+    for score in best_first(scores):
         what = (score.family, score.proposer.label(), score.needs or Needs("nothing"))
         found.append(BudgetDrafter(*what, score.gamma, score.alpha, score.speedup))
     return BudgetRow(hours, tuple(found))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -534,6 +534,10 @@ class Scorer:
             )
         return result
 
+    def feasible(self, draft: Draft) -> bool:
+        """Whether the draft keeps within them."""
+        return all(over <= 0.0 for over in self.constraints(draft).values())
+
     def limit_words(self) -> str:
         """The limits, for whoever keeps within none."""
         return (
@@ -586,6 +590,11 @@ def difference_std(
     return math.sqrt(variance + (gap * sum(item.slope for item in both) / 2) ** 2)
 
 
+def best_first(scores: Iterable[Score]) -> list[Score]:
+    """By `Score.ranked_by`."""
+    return sorted(scores, key=lambda score: -score.ranked_by)
+
+
 def grouped(
     scores: Sequence[Score], acceptance: AcceptanceEstimator, contexts: Contexts
 ) -> list[list[Score]]:
@@ -593,7 +602,7 @@ def grouped(
     it by more than `difference_std`. Inside a group the model cannot say which is faster: choose by
     memory, or measure.
     """
-    rest = sorted(scores, key=lambda item: -item.ranked_by)
+    rest = best_first(scores)
     groups = []
     while rest:
         leader, others = rest[0], rest[1:]

@@ -11,7 +11,7 @@ from typing import Final
 
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.needs import Needs
-from archsearch.search.objective import Score, Scorer, difference_std
+from archsearch.search.objective import Score, Scorer, best_first, difference_std
 
 
 def best_of_each(
@@ -45,7 +45,7 @@ def led_by_need(groups: Sequence[Sequence[Score]]) -> list[Score]:
     stand."""
     found: list[Score] = []
     for number, group in enumerate(groups):
-        ranked = sorted(group, key=lambda score: -score.ranked_by)
+        ranked = best_first(group)
         known = [score for score in ranked if not score.assumed]
         able = known if any(score.pays for score in known) else ranked
         leader = min(able, key=lambda score: (*effort(score.needs), -score.ranked_by))

@@ -228,7 +228,7 @@ class Climb:
                 found = space.build(indices, target)
                 if not isinstance(found, Architecture) or found in self.pool:
                     continue
-                if all(value <= 0 for value in self.scorer.constraints(found).values()):
+                if self.scorer.feasible(found):
                     self.pool[found] = None
 
     def measured(self, draft: TrainedDraft) -> Score:

@@ -121,7 +121,7 @@ def _drop(entries: list[HeadEntry], leader: Score) -> None:
     if not known:
         return
     known[INDEPENDENT] = leader.speedup
-    logs = {name: (math.log(at.value), at.std / at.value) for name, at in known.items()}
+    logs = {name: (math.log(at.value), at.relative_std) for name, at in known.items()}
     best = max(known, key=lambda name: known[name].value)
     for entry in kept:
         words = f"{known[entry.family].words()}x foreseen"
