@@ -38,20 +38,13 @@ def write_best(
             run.drop_rank(rank)
 
 
-COPIED_TO_RANK = (
-    *DRAFT_FILES,
-    *TOKENIZER_FILES,
-    "generation_config.json",
-    "trace.npz",
-    "training.json",
-)
-
-
 def copy_draft(source: Path, destination: Path, gamma: int) -> None:
     """Copy the files of a draft folder, each by rename, weights last; gamma goes where transformers
     reads it (generation_config.json)."""
     (destination / WEIGHTS_FILE).unlink(missing_ok=True)
-    for name in sorted(COPIED_TO_RANK, key=lambda name: name == WEIGHTS_FILE):
+    more = ("generation_config.json", "trace.npz", "training.json")
+    names = (*DRAFT_FILES, *TOKENIZER_FILES, *more)
+    for name in sorted(names, key=lambda name: name == WEIGHTS_FILE):
         if (source / name).is_file():
             with atomic_path(destination / name) as temporary:
                 shutil.copyfile(source / name, temporary)

@@ -2,7 +2,7 @@
 chosen by the joint replay of both on held-out text (`acceptance.chain`).
 
 A round in which the lookup drafts n tokens is priced as a lookup's over n + 1 rows, any other as
-the draft's own. The other order would be the draft alone, which always has something to propose.
+the draft's own. In the other order the draft would always have something to propose.
 """
 
 from __future__ import annotations
@@ -165,21 +165,20 @@ class Replays:
         scorer, rule, tau = scorer or self.scorer, found.rule, found.replay.tau
         times = replace(self, scorer=scorer)._rounds(rule, found.replay)
         shape, longest, lookup = self.draft.architecture, rule.longest, found.lookup
-        drafter = shape if lookup is None else Chain(shape, lookup.shortest, lookup.longest)
-        if isinstance(drafter, Chain):
-            drafter = replace(drafter, found=rule.found, gamma=rule.gamma, least=rule.least)
+        own = (rule.found, rule.gamma, rule.least)
+        drafter = shape if lookup is None else Chain(shape, lookup.shortest, lookup.longest, *own)
         draft_s, verify_s, round_s = (
             _mean(found.replay.shares, [getattr(each, name) for each in times])
             for name in ("draft_s", "verify_s", "round_s")
         )
         spread = replace(tau, std=tau.value * found.rate.std / found.rate.value)
-        own = (scorer.decode_s, round_s, verify_s, scorer.target_correlation)
+        parts = (scorer.decode_s, round_s, verify_s, scorer.target_correlation)
         return replace(
             scorer.measured(drafter, self.draft.alpha, {longest: tau}, gammas=[longest]),
             draft_s=draft_s,
             verify_s=verify_s,
             round_s=round_s,
-            speedup=speculation.speedup_estimate(spread, *own),
+            speedup=speculation.speedup_estimate(spread, *parts),
             tpot_s=speculation.tpot_estimate(spread, round_s),
             break_even_alpha=None,
             host_s=None,

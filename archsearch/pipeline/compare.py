@@ -1,8 +1,8 @@
 """`archsearch compare`: what differs between runs, and why another draft won there.
 
 Of two runs of one target the winner of each is priced under the conditions of both, and under those
-of the first with one of the second's in place of its own (device, engine, batch size, ...). How far
-one winner leads the other is given by term; the terms add up.
+of the first with one of the second's in place of its own (device, engine, ...). How far one leads
+is given by term; the terms add up.
 """
 
 from __future__ import annotations

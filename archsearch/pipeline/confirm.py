@@ -1,8 +1,8 @@
 """`archsearch confirm`: a candidate in a real engine beside its prediction, term by term.
 
 By prompt: every prompt runs with and without the draft, back to back. Under load, several requests
-in flight and medians over interleaved repeats; a draft without weights runs with random ones and
-synthetic acceptance at the predicted rates: a shape is proved before it is trained.
+in flight and medians over interleaved repeats; without weights at synthetic acceptance of the
+predicted rates: a shape is proved before it is trained.
 """
 
 from __future__ import annotations

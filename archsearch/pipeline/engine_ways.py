@@ -56,8 +56,8 @@ def write_engines(session: SearchSession) -> None:
 
 
 def _ways(session: SearchSession, engine: str, dtype: str, drafts: Iterable[str]) -> list[Way]:
-    """The engine alone and with the best of the run's ranks that it runs, in the best of the
-    precisions that `drafts` may have."""
+    """The engine alone and with the best of the run's ranks that it runs, in the best precision of
+    `drafts`."""
     scorers = {each: serving_scorer(session, engine, dtype, each)[0] for each in drafts}
     scorer = scorers[dtype]
     scores = [

@@ -1,6 +1,6 @@
-"""Which families of drafters a search looks at, each in its own space, and what is not done yet for
-one; its candidates besides: drafters that exist, and what is soon made of those: a tuned sibling,
-the first layers of the target."""
+"""Which families of drafters a search looks at, each in its own space; its candidates besides:
+drafters that exist, and what is soon made of those: a tuned sibling, the first layers of the
+target."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What to measure next: the measurements that a user can make after a search, what each would teach
 (`search.next_measurement`), its minutes, its command.
 
-Minutes come from the command's own budget, or from the times that the search predicts; constants
-that nobody measured on this machine are said in `minutes_from`.
+Minutes come from the command's own budget, or from predicted times; constants that nobody measured
+on this machine are said in `minutes_from`.
 """
 
 from __future__ import annotations

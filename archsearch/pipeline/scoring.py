@@ -93,10 +93,10 @@ def hopeless(session: SearchSession) -> str:
     spaces = [space for space in session.families.spaces if space.family in trained]
     found = _within_limits(session, study.merged([_scored(session, space) for space in spaces]))
     best = max(found.best, key=lambda score: score.speedup.interval[1])
-    if best.speedup.interval[1] >= 1.0:
+    low, high = best.speedup.interval
+    if high >= 1.0:
         return ""
     request, workload = session.request, session.scorer.workload
-    low, high = best.speedup.interval
     alpha, needed = best.alpha, best.break_even_alpha
     pays = (
         "no alpha would make it pay"

@@ -1,5 +1,5 @@
 """Who serves what: the engine, its version and its switches, chosen where they were left open,
-refused where they cannot be; a mix of work, from a file or of one kind of request."""
+refused where they cannot be; a mix of work."""
 
 from __future__ import annotations
 

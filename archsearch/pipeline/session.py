@@ -148,9 +148,9 @@ class SearchRequest:
             open_storage(self.storage)
 
     @property
-    def continues(self) -> bool:
-        """Whether the folder that was named holds a run already."""
-        return self.run is not None and (self.run / "run.yaml").exists()
+    def continued(self) -> Path | None:
+        """The folder that was named, where it holds a run already."""
+        return self.run if self.run is not None and (self.run / "run.yaml").exists() else None
 
     def settled(self) -> SearchRequest:
         """The same request with what nobody said: the run's domain and largest gamma where it
@@ -158,8 +158,8 @@ class SearchRequest:
         those that drafts learn from), `chat` where not."""
         narrow = self.prompts is not None or self.confirm > 0
         before: Mapping[str, Any] = {}
-        if self.run is not None and self.continues:
-            before, narrow = open_run(self.run).arguments, True
+        if self.continued is not None:
+            before, narrow = open_run(self.continued).arguments, True
         gamma = before.get("max_gamma") if self.max_gamma == MAX_GAMMA else None
         return replace(
             self,
@@ -365,9 +365,8 @@ class SearchSession:
             "space": setting.families.spaces[0].to_dict(),
             "profile": setting.source.profile,
         }
-        if request.continues:
-            assert request.run is not None
-            run = resume_run(request.run, arguments, **described)
+        if request.continued is not None:
+            run = resume_run(request.continued, arguments, **described)
         else:
             ensure_writable_dir(request.run or Path("runs"))
             device = setting.source.device.to_dict()
@@ -457,8 +456,8 @@ def _with_fastest_drafts(request: SearchRequest) -> SearchRequest:
     if len(names) == 1:
         return request
     each = {name: replace(request.asked, draft_dtype=name) for name in names}
-    if request.run is not None and request.continues:
-        known = open_run(request.run).arguments.get("draft_dtype")
+    if request.continued is not None:
+        known = open_run(request.continued).arguments.get("draft_dtype")
         return replace(request, asked=each.get(str(known)) or each[names[0]])
     acceptance, _ = acceptance_for(request.alpha, request.target, temperature=request.temperature)
 

@@ -3,8 +3,7 @@
 
 Who searches posts what is to be done next; whoever has joined takes a job, does it in the run's
 folder, which all must reach, and says so. What lies there finished is not done again. The search
-holds a claim of its own, so that its helpers know when it ended. A worker is `archsearch worker
---run NAME`, the storage's URL in its environment.
+holds a claim of its own, so that its helpers know when it ended.
 """
 
 from __future__ import annotations

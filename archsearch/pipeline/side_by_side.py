@@ -1,9 +1,9 @@
 """`archsearch confirm --family`: drafters of several kinds beside one another in a real engine,
 prompt by prompt, each back to back with the target alone.
 
-Beside each measured speed-up stands the one predicted from the profile and held-out text. A head's
-acceptance is checked against that text: an engine that reads other layers than the head was trained
-on says nothing and accepts less.
+Beside each measured speed-up stands the predicted one. A head's acceptance is checked against
+held-out text: an engine that reads other layers than the head was trained on says nothing and
+accepts less.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The training budget that every alpha of a drafter that is to be trained assumes, and what other
 budgets would buy: the best drafter of each family beside what exists.
 
-What a training takes: the target writes the text and passes over it once more for its probabilities
-or hidden states, both priced by the latency model (of an engine that serves); the drafter's own
-passes, by their operations. Within a factor of 2 of most publications (docs/choose-a-draft.md,
+The target writes the text and passes over it once more for its probabilities or hidden states, both
+priced by the latency model (of an engine that serves); the drafter's own passes, by their
+operations. Within a factor of 2 of most publications (docs/choose-a-draft.md,
 benchmarks/training_costs.py).
 """
 

@@ -1,5 +1,5 @@
-"""Drafters that nobody trains: n-gram lookup and suffix decoding, replayed on a text of the
-target's; the target's own first layers, beside it."""
+"""Drafters that nobody trains: n-gram lookup and suffix decoding, replayed on the target's text;
+the target's own first layers, beside it."""
 
 from __future__ import annotations
 

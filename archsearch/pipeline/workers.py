@@ -2,9 +2,8 @@
 reaches the storage.
 
 Who starts a search announces it in a study of its own (`Announced`). A worker reads that, makes the
-same scorer and asks the same Optuna studies for shapes. Where it reaches the folder of a search
-that trains, it then claims trainings and confirmations (`pipeline.shared_work`). Optuna's own
-dashboard shows the studies of a run (`archsearch dashboard`).
+same scorer, asks the same Optuna studies for shapes and, where it reaches the folder of a search
+that trains, claims trainings and confirmations (`pipeline.shared_work`).
 """
 
 from __future__ import annotations

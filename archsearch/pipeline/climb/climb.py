@@ -2,7 +2,7 @@
 training of the best; a plan without rounds trains the prior's best.
 
 Everything is in rungs.json before the next step begins and every training has its own checkpoint:
-no shape is trained twice, also where the climb was killed.
+no shape is trained twice.
 """
 
 from __future__ import annotations

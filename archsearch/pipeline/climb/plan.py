@@ -136,8 +136,8 @@ def affordable_prompts(session: SearchSession, file: StateFile, plan: Plan, draf
     wanted = session.request.confirm_prompts
     per_prompt, fixed = confirm_seconds(session, float(np.mean(confirming_tokens(session))))
     left = (1.0 - rungs.MARGIN_SHARE / 2) * plan.budget_s - file.elapsed_s()
-    fitting = (left / drafts - fixed) / per_prompt if per_prompt > 0 else wanted
-    most = min(int(fitting), wanted, 2 * plan.confirm_prompts)
+    fitting = int((left / drafts - fixed) / per_prompt)
+    most = min(fitting, wanted, 2 * plan.confirm_prompts)
     return max(min(rungs.LEAST_PROMPTS, plan.confirm_prompts), most)
 
 

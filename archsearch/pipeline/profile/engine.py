@@ -116,7 +116,7 @@ def profile_engine(
         before = len(profile.probe_reference_s)
 
         def record(row: Measurement) -> None:
-            if len(profile.probe_reference_s) > before and profile.folder is not None:
+            if len(profile.probe_reference_s) > before:
                 profile.save_header()  # before the rows that are divided by it
             if row.slowdown > MOST_SLOWDOWN:
                 left.append(row)
@@ -230,5 +230,4 @@ def _plain_steps(
         probe.stop()
         if known is None and probe.reference_s is not None:
             profile.probe_reference_s[key] = probe.reference_s
-            if profile.folder is not None:
-                profile.save_header()
+            profile.save_header()

@@ -1,5 +1,5 @@
 """A GPU measured in its modes and dtypes, where the latency model is least sure first, and what an
-engine adds to its rounds, by running it; what is published is the prior."""
+engine adds to its rounds, by running it."""
 
 from __future__ import annotations
 
