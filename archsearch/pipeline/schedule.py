@@ -325,7 +325,7 @@ class _Asked:
         one_by_one = not device.is_cpu and not facts.batches
         if one_by_one:
             check_batch(facts, device, max(batch_sizes, default=1))
-        flight = scorer.workload.batch_size
+        flight = self.session.scorer.workload.batch_size
         # a schedule begins at batch size 1
         sizes = {1, *(batch_sizes or usual_batches(scorer, device))}
         sizes |= {flight} if flight <= max(sizes) else set()
