@@ -111,7 +111,8 @@ class Shown(Candidate):
     @property
     def at_hand(self) -> bool:
         """Whether one can have it today: it exists, needs nothing, or was trained in this run."""
-        return self.has_weights or self.score.needs_kind in ("exists", "nothing")
+        needs = self.score.needs
+        return self.has_weights or (needs is not None and needs.kind != "training")
 
     @property
     def ranked_by(self) -> float:
@@ -199,7 +200,7 @@ def read_run(run: Run) -> Reading:
 
 def beside(run: Run, score: Score) -> Confirmed | None:
     """What the run's engine measured last of a drafter without weights beside the target alone."""
-    if score.needs_kind != "nothing":
+    if score.needs is None or score.needs.kind != "nothing":
         return None
     engine = run.arguments.get("engine") or "transformers"
     path = run.path / BESIDE_FILE.format(family=score.family, engine=engine)
