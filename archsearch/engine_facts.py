@@ -373,6 +373,11 @@ def engines_that(can: Callable[[EngineFacts], bool]) -> tuple[str, ...]:
     return tuple(name for name, row in ENGINES.items() if row.make and can(row))
 
 
+def names_of(can: Callable[[EngineFacts], bool]) -> str:
+    """The same as a choice: `vllm or openvino`."""
+    return " or ".join(engines_that(can))
+
+
 def has_recipe(row: EngineFacts) -> bool:
     """Whether the engine runs in an environment of its own, which archsearch can make."""
     return bool(row.recipe)

@@ -486,7 +486,7 @@ def check_claim(name: str, threads: int | None = None) -> Device:
     Raises ArchsearchError that says what was claimed, what is here, and which `--gpu` fits.
     """
     claimed = resolve_device(name, threads)
-    if claimed.kind == "cpu":
+    if claimed.is_cpu:
         return claimed
     gpus = visible_gpus()
     if any(matches(claimed, gpu) for gpu in gpus):

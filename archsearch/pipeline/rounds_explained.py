@@ -11,9 +11,8 @@ from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import EngineRounds
 from archsearch.pipeline.latency import LatencySource
 from archsearch.pipeline.schedule import scored_by
-from archsearch.pipeline.serving import served_words
 from archsearch.report.answer import Remedied
-from archsearch.report.phrases import ServedBy, host_words, launches
+from archsearch.report.phrases import host_words, launches
 from archsearch.report.terminal.estimate import Difference
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import error_by_term
@@ -28,23 +27,10 @@ def free_layers(scorer: Scorer, score: Score) -> float | None:
     return None if free is None or math.isinf(free) else free
 
 
-def served_by(source: LatencySource, lead: Score | None = None) -> ServedBy:
-    """Who serves, and how it runs the drafter of `lead` (None: those that were priced)."""
-    rounds, served = source.rounds, source.served
-    if rounds is not None and lead is not None:
-        rounds = rounds.running(lead.proposer.rounds)
-        served = served_words(source.engine, rounds, source.device)
-    how = rounds.costs.title if rounds is not None else None
-    return ServedBy(source.engine, source.version, how, served)
-
-
 def warnings_of(source: LatencySource, priced: Sequence[tuple[str, Scorer, Score]]) -> list[str]:
     """What a reader must know of the engine's version: that its figures are another's, that it runs
-    drafts, or many rows, without graphs, and what mends it.
-
-    `priced`: name, scorer and score of drafts in it; the one that would be fastest with graphs is
-    mentioned, by name where there are several.
-    """
+    drafts, or many rows, without graphs, and what mends it. `priced`: name, scorer and score of
+    drafts; the one that would be fastest with graphs is mentioned."""
     rounds = source.rounds
     if rounds is None:
         return []
@@ -117,8 +103,8 @@ def too_long(scorer: Scorer, context: int) -> list[str]:
 
 
 def difference(draft: str, better: Score, worse: Score, worse_there: Score) -> Difference:
-    """The term that makes the difference between two engines. `worse_there`: the worse engine at
-    the better one's gamma."""
+    """The term that sets two engines apart. `worse_there`: the worse engine at the better one's
+    gamma."""
     parts = error_by_term(better.terms, worse_there.terms)
     terms = ("decode_s", "draft_s", "verify_s", "overhead_s")
     term = max(terms, key=lambda name: float(getattr(parts, name)))
@@ -127,7 +113,7 @@ def difference(draft: str, better: Score, worse: Score, worse_there: Score) -> D
         first, second = str(better.engine), str(worse.engine)
     where = f"at gamma {better.gamma} " if better.gamma != worse.gamma else ""
     # of the rounds' times; alpha is the same for both
-    stds = (time.std / time.value for score in (better, worse) if (time := score.round_s))
+    stds = (time.relative_std for score in (better, worse) if (time := score.round_s))
     apart = math.log(better.speedup.value / worse.speedup.value) > math.hypot(*stds)
     doubt = "" if apart else " (less than the error bars)"
     gains = f"{first} {better.speedup.value:.2f}x, {second} {worse.speedup.value:.2f}x"
@@ -136,8 +122,8 @@ def difference(draft: str, better: Score, worse: Score, worse_there: Score) -> D
 
 
 def _why(term: str, better: tuple[str, Score], worse: tuple[str, Score]) -> str:
-    """The term in words, with the engine's name at each number. `better`, `worse`: (name, score)
-    of the two engines."""
+    """With the engine's name at each number. `better`, `worse`: (name, score) of the two
+    engines."""
     slow = worse[1]
     host = slow.bound == "host"
     if host and term == "overhead_s":

@@ -232,7 +232,7 @@ def held_by(
 ) -> Any:
     """How many requests of the workload's context memory holds at once; None on a CPU, whose memory
     is not the engine's alone."""
-    if device.kind == "cpu":
+    if device.is_cpu:
         return None
     served = replace(workload, draft_tensor_parallel=facts.ranks_of_draft(workload))
     return held_requests(target, draft, served, device)
