@@ -77,6 +77,8 @@ class EngineFacts:
     unscheduled: frozenset[str] = frozenset()
     # (most layers, states) by family
     head_limits: Mapping[str, tuple[int, int | None]] = field(default_factory=dict, hash=False)
+    # families for which the class of a target of that type lacks the interface; read in `version`
+    unread: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     # writes a trimmed head's logits into rows of the whole vocabulary before choosing
     scattered_head: bool = False
 
@@ -145,9 +147,9 @@ class EngineFacts:
                 " the draft on one device"
             ) from error
 
-    def lacks(self, family: str, version: str | None = None) -> str:
-        """Why it does not run drafters of a family; "" where it does. `version` None: the
-        newest."""
+    def lacks(self, family: str, version: str | None = None, target: str = "") -> str:
+        """Why it does not run drafters of a family; "" where it does. `version` None: the newest;
+        `target`: its model_type, "" for any."""
         since = self.families.get(family)
         if since is None:
             able = ", ".join(row.title for row in ENGINES.values() if family in row.families)
@@ -159,7 +161,19 @@ class EngineFacts:
                 f"{self.title} {version} is not known to run {family} drafters: use"
                 f" --engine-version {since} or later"
             )
-        return ""
+        if family not in (lost := self.unread.get(target, ())):
+            return ""
+        others = [row for row in ENGINES.values() if row.unread]
+        able = "".join(
+            f", or {name} in {row.title}"
+            for row in others
+            for name in lost
+            if name in row.families and name not in row.unread.get(target, ())
+        )
+        return (
+            f"{self.title} {self.version} hands no hidden states of {target} targets to heads"
+            f" ({', '.join(lost)}); use independent drafts or n-grams{able}"
+        )
 
     def unscheduled_words(self, family: str) -> str:
         """Why it takes no gamma by batch size for a family; "" where it does."""
@@ -171,11 +185,16 @@ class EngineFacts:
         return tuple(family for family in self.families if not self.lacks(family, version))
 
     def check_drafter(
-        self, drafter: Drafter, tensor_parallel: int, version: str | None = None, name: str = ""
+        self,
+        drafter: Drafter,
+        tensor_parallel: int,
+        version: str | None = None,
+        name: str = "",
+        target: str = "",
     ) -> None:
         """Raise ArchsearchError, with what to do, where it does not run such a drafter, or cannot
         shard it."""
-        if self.name and (why := self.lacks(drafter.family, version)):
+        if self.name and (why := self.lacks(drafter.family, version, target)):
             raise ArchsearchError(why)
         layers, states = self.head_limits.get(drafter.family, (None, None))
         if layers is not None and drafter.architecture.num_hidden_layers > layers:
@@ -268,6 +287,10 @@ _ROWS: Final = (
         # num_speculative_tokens_per_batch_size: Medusa and suffix assert one number, parallel
         # drafting reshapes by a fixed one
         unscheduled=frozenset({"medusa", "suffix", "peagle", "pard"}),
+        # no SupportsEagle3 (model_executor/models), which extract_hidden_states asks for too
+        unread=dict.fromkeys(
+            ("gemma3_text", "glm4_moe", "mixtral", "opt"), ("eagle3", "peagle", "dflash")
+        ),
         scattered_head=True,  # compute_logits of llama_eagle3.py
     ),
     EngineFacts(
@@ -303,6 +326,9 @@ _ROWS: Final = (
             "ngram": "",
             "dflash": "0.5.9",
         },
+        # no set_eagle3_ or set_dflash_layers_to_capture, get_embed_and_head (srt/models)
+        unread=dict.fromkeys(("gemma3_text", "glm4_moe", "llama4_text", "qwen2"), ("dflash",))
+        | {"mixtral": ("eagle3", "eagle", "dflash"), "opt": ("eagle3", "dflash")},
     ),
     EngineFacts(
         name="tensorrt-llm",

@@ -101,7 +101,7 @@ def choose_families(
                 " --family)"
             )
     for name in asked:
-        if why := facts.lacks(name, version):
+        if why := facts.lacks(name, version, target.architecture.model_type):
             raise ArchsearchError(why)
         if why := family(name).lacking(target.architecture):
             raise ArchsearchError(
@@ -129,24 +129,30 @@ def family_spaces(
     version does not run, is left out and named. Raises ArchsearchError where none is left.
     """
     found: list[SearchSpace] = []
-    left: list[str] = []
+    left: dict[str, list[str]] = {}
     for space in spaces:
         name = space.family
         layers, states = facts.head_limits.get(name, (None, None))
         space = space.within(layers, states, facts.ngram_sizes)
         try:
+            if why := facts.lacks(name, target=target.model_type):
+                raise ArchsearchError(why)
             space.check(target)
             if rounds is not None:
                 rounds.running(family(name).rounds)
         except ArchsearchError as error:
             if not optional:
                 raise
-            left.append(f"{name} is left out: {error}")
+            left.setdefault(str(error), []).append(name)
             continue
         found.append(space)
+    said = [
+        f"{', '.join(names)} {'are' if names[1:] else 'is'} left out: {why}"
+        for why, names in left.items()
+    ]
     if not found:
-        raise ArchsearchError("; ".join(left))
-    return FamilySpaces(tuple(found), tuple(left))
+        raise ArchsearchError("; ".join(said))
+    return FamilySpaces(tuple(found), tuple(said))
 
 
 def family_rows(ranked: Sequence[Score]) -> list[RankedFamily]:

@@ -29,6 +29,9 @@ def check_shape(recipe: Recipe) -> None:
     """Raise ArchsearchError for a shape that the library cannot train."""
     library, shape = recipe.library, recipe.drafter.architecture
     wide = recipe.target.hidden_size
+    why = ENGINES["vllm"].lacks(recipe.family, target=recipe.target.model_type)
+    if why and library.name != "archsearch":
+        raise ArchsearchError(f"no recipe, which serves with vLLM: {why}")
     if library.whole_width and shape.hidden_size != wide:
         raise ArchsearchError(
             f"{library.title} {library.version} trains heads as wide as their target ({wide}), this"
