@@ -77,7 +77,7 @@ class EngineFacts:
     unscheduled: frozenset[str] = frozenset()
     # (most layers, states) by family
     head_limits: Mapping[str, tuple[int, int | None]] = field(default_factory=dict, hash=False)
-    # families for which the class of a target of that type lacks the interface; read in `version`
+    # by a target's type: families that its class there has no interface for, as of `version`
     unread: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     # writes a trimmed head's logits into rows of the whole vocabulary before choosing
     scattered_head: bool = False
@@ -153,9 +153,7 @@ class EngineFacts:
         since = self.families.get(family)
         if since is None:
             able = ", ".join(row.title for row in ENGINES.values() if family in row.families)
-            return f"{self.title} does not run {family} drafters" + (
-                f"; use {able}" if able else ""
-            )
+            return f"{self.title} does not run {family} drafters; use {able}"
         if since and version is not None and Version(version) < Version(since):
             return (
                 f"{self.title} {version} is not known to run {family} drafters: use"
@@ -163,16 +161,15 @@ class EngineFacts:
             )
         if family not in (lost := self.unread.get(target, ())):
             return ""
-        others = [row for row in ENGINES.values() if row.unread]
         able = "".join(
             f", or {name} in {row.title}"
-            for row in others
+            for row in ENGINES.values()
             for name in lost
-            if name in row.families and name not in row.unread.get(target, ())
+            if row.unread and name in row.families.keys() - row.unread.get(target, ())
         )
         return (
-            f"{self.title} {self.version} hands no hidden states of {target} targets to heads"
-            f" ({', '.join(lost)}); use independent drafts or n-grams{able}"
+            f"{self.title} (as of {self.version}) hands no hidden states of {target} targets to"
+            f" {', '.join(lost)}; use independent drafts or n-grams{able}"
         )
 
     def unscheduled_words(self, family: str) -> str:
@@ -180,9 +177,6 @@ class EngineFacts:
         if family not in self.unscheduled:
             return ""
         return f"{self.title} takes one gamma for {family} drafters, whatever the batch size"
-
-    def serves(self, version: str | None = None) -> tuple[str, ...]:
-        return tuple(family for family in self.families if not self.lacks(family, version))
 
     def check_drafter(
         self,
@@ -197,10 +191,10 @@ class EngineFacts:
         if self.name and (why := self.lacks(drafter.family, version, target)):
             raise ArchsearchError(why)
         layers, states = self.head_limits.get(drafter.family, (None, None))
-        if layers is not None and drafter.architecture.num_hidden_layers > layers:
-            found = drafter.architecture.num_hidden_layers
+        deep = drafter.architecture.num_hidden_layers
+        if layers is not None and deep > layers:
             raise InvalidShapeError(
-                f"{self.title} runs an {drafter.title} of {layers} layer, not of {found}"
+                f"{self.title} runs an {drafter.title} of {layers} layer, not of {deep}"
             )
         if states is not None and drafter.states_read != states:
             raise InvalidShapeError(
@@ -287,7 +281,7 @@ _ROWS: Final = (
         # num_speculative_tokens_per_batch_size: Medusa and suffix assert one number, parallel
         # drafting reshapes by a fixed one
         unscheduled=frozenset({"medusa", "suffix", "peagle", "pard"}),
-        # no SupportsEagle3 (model_executor/models), which extract_hidden_states asks for too
+        # SupportsEagle3 (model_executor/models; extract_hidden_states needs it too), nor in 0.33
         unread=dict.fromkeys(
             ("gemma3_text", "glm4_moe", "mixtral", "opt"), ("eagle3", "peagle", "dflash")
         ),
@@ -326,7 +320,7 @@ _ROWS: Final = (
             "ngram": "",
             "dflash": "0.5.9",
         },
-        # no set_eagle3_ or set_dflash_layers_to_capture, get_embed_and_head (srt/models)
+        # set_eagle3_, set_dflash_layers_to_capture, get_embed_and_head (srt/models)
         unread=dict.fromkeys(("gemma3_text", "glm4_moe", "llama4_text", "qwen2"), ("dflash",))
         | {"mixtral": ("eagle3", "eagle", "dflash"), "opt": ("eagle3", "dflash")},
     ),

@@ -111,8 +111,8 @@ def choose_families(
         return (INDEPENDENT,)
     if asked:
         return tuple(sorted(asked, key=lambda name: name != INDEPENDENT))
-    served = facts.serves(version)
-    return tuple(name for name in served if not family(name).lacking(target.architecture))
+    known = [name for name in facts.families if not facts.lacks(name, version)]
+    return tuple(name for name in known if not family(name).lacking(target.architecture))
 
 
 def family_spaces(
@@ -146,13 +146,13 @@ def family_spaces(
             left.setdefault(str(error), []).append(name)
             continue
         found.append(space)
-    said = [
+    said = tuple(
         f"{', '.join(names)} {'are' if names[1:] else 'is'} left out: {why}"
         for why, names in left.items()
-    ]
+    )
     if not found:
         raise ArchsearchError("; ".join(said))
-    return FamilySpaces(tuple(found), tuple(said))
+    return FamilySpaces(tuple(found), said)
 
 
 def family_rows(ranked: Sequence[Score]) -> list[RankedFamily]:

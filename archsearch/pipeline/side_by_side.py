@@ -142,8 +142,6 @@ def confirm_families(
                 f"{engine_title(name)} is not started with {family} drafters here, only with"
                 f" {', '.join(facts.confirms)}; name another --engine or --family"
             )
-        if why := facts.lacks(family, target=session.target.architecture.model_type):
-            raise ArchsearchError(why)
     check_choice(choice, name)
     if choice.server_url:
         raise ArchsearchError(

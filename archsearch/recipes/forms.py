@@ -31,7 +31,7 @@ def check_shape(recipe: Recipe) -> None:
     wide = recipe.target.hidden_size
     why = ENGINES["vllm"].lacks(recipe.family, target=recipe.target.model_type)
     if why and library.name != "archsearch":
-        raise ArchsearchError(f"no recipe, which serves with vLLM: {why}")
+        raise ArchsearchError(f"a recipe's scripts run vLLM: {why}")
     if library.whole_width and shape.hidden_size != wide:
         raise ArchsearchError(
             f"{library.title} {library.version} trains heads as wide as their target ({wide}), this"
