@@ -191,16 +191,11 @@ class EngineFacts:
         if self.name and (why := self.lacks(drafter.family, version, target)):
             raise ArchsearchError(why)
         layers, states = self.head_limits.get(drafter.family, (None, None))
-        deep = drafter.architecture.num_hidden_layers
+        runs, deep = f"{self.title} runs an {drafter.title}", drafter.architecture.num_hidden_layers
         if layers is not None and deep > layers:
-            raise InvalidShapeError(
-                f"{self.title} runs an {drafter.title} of {layers} layer, not of {deep}"
-            )
-        if states is not None and drafter.states_read != states:
-            raise InvalidShapeError(
-                f"{self.title} runs an {drafter.title} on {states} hidden states, not on"
-                f" {drafter.states_read}"
-            )
+            raise InvalidShapeError(f"{runs} of {layers} layer, not of {deep}")
+        if states not in (None, read := drafter.states_read):
+            raise InvalidShapeError(f"{runs} on {states} hidden states, not on {read}")
         if drafter.sharded is not None:
             self.check_draft(drafter.sharded, tensor_parallel, name)
 
