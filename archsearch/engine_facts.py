@@ -168,7 +168,7 @@ class EngineFacts:
             if row.unread and name in row.families.keys() - row.unread.get(target, ())
         )
         return (
-            f"{self.title} (as of {self.version}) hands no hidden states of {target} targets to"
+            f"{self.title}'s class of {target} targets (as of {self.version}) has no interface for"
             f" {', '.join(lost)}; use independent drafts or n-grams{able}"
         )
 
@@ -276,10 +276,10 @@ _ROWS: Final = (
         # num_speculative_tokens_per_batch_size: Medusa and suffix assert one number, parallel
         # drafting reshapes by a fixed one
         unscheduled=frozenset({"medusa", "suffix", "peagle", "pard"}),
-        # SupportsEagle3 (model_executor/models; extract_hidden_states needs it too), nor in 0.33
-        unread=dict.fromkeys(
-            ("gemma3_text", "glm4_moe", "mixtral", "opt"), ("eagle3", "peagle", "dflash")
-        ),
+        # SupportsEagle3 (model_executor/models; extract_hidden_states needs it too), nor in 0.33;
+        # EAGLE-1 looks for model.embed_tokens (v1/spec_decode/llm_base_proposer.py)
+        unread=dict.fromkeys(("gemma3_text", "glm4_moe", "mixtral"), ("eagle3", "peagle", "dflash"))
+        | {"opt": ("eagle3", "eagle", "peagle", "dflash")},
         scattered_head=True,  # compute_logits of llama_eagle3.py
     ),
     EngineFacts(
@@ -317,7 +317,7 @@ _ROWS: Final = (
         },
         # set_eagle3_, set_dflash_layers_to_capture, get_embed_and_head (srt/models)
         unread=dict.fromkeys(("gemma3_text", "glm4_moe", "llama4_text", "qwen2"), ("dflash",))
-        | {"mixtral": ("eagle3", "eagle", "dflash"), "opt": ("eagle3", "dflash")},
+        | dict.fromkeys(("mixtral", "opt"), ("eagle3", "eagle", "dflash")),
     ),
     EngineFacts(
         name="tensorrt-llm",
