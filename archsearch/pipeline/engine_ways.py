@@ -60,9 +60,8 @@ def _ways(session: SearchSession, engine: str, dtype: str, drafts: Iterable[str]
     `drafts`."""
     scorers = {each: serving_scorer(session, engine, dtype, each)[0] for each in drafts}
     scorer = scorers[dtype]
-    scores = [
-        score for score in session.run.scores() if not engine_facts(engine).lacks(score.family)
-    ]
+    facts, kind = engine_facts(engine), session.target.architecture.model_type
+    scores = [row for row in session.run.scores() if not facts.lacks(row.family, target=kind)]
     trained = [score for score in scores if has_weights(session.run.best_dir(score.rank or 0))]
     found = [
         (

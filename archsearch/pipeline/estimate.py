@@ -251,7 +251,9 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
     for asked in engine_requests(request.asked, request.engines, versions, kind):
         facts = engine_facts(asked.engine)
         for each in named:
-            if why := facts.lacks(each.drafter.family, asked.engine_version):
+            if why := facts.lacks(
+                each.drafter.family, asked.engine_version, ref.architecture.model_type
+            ):
                 raise ArchsearchError(why)
         if mix is not None:
             asked = replace(asked, batch_size=1, context_len=mix.longest)

@@ -99,7 +99,7 @@ def choose_families(
                 " --family)"
             )
     for name in asked:
-        if why := facts.lacks(name, version):
+        if why := facts.lacks(name, version, target.architecture.model_type):
             raise ArchsearchError(why)
         if why := family(name).lacking(target.architecture):
             raise ArchsearchError(
@@ -109,8 +109,8 @@ def choose_families(
         return (INDEPENDENT,)
     if asked:
         return tuple(sorted(asked, key=lambda name: name != INDEPENDENT))
-    served = facts.serves(version)
-    return tuple(name for name in served if not family(name).lacking(target.architecture))
+    known = [name for name in facts.families if not facts.lacks(name, version)]
+    return tuple(name for name in known if not family(name).lacking(target.architecture))
 
 
 def family_spaces(
@@ -125,24 +125,30 @@ def family_spaces(
     `optional`: nobody named the families, so one without a valid shape, or that the version does
     not run, is left out and named. Raises ArchsearchError where none is left."""
     found: list[SearchSpace] = []
-    left: list[str] = []
+    left: dict[str, list[str]] = {}
     for space in spaces:
         name = space.family
         layers, states = facts.head_limits.get(name, (None, None))
         space = space.within(layers, states, facts.ngram_sizes)
         try:
+            if why := facts.lacks(name, target=target.model_type):
+                raise ArchsearchError(why)
             space.check(target)
             if rounds is not None:
                 rounds.running(family(name).rounds)
         except ArchsearchError as error:
             if not optional:
                 raise
-            left.append(f"{name} is left out: {error}")
+            left.setdefault(str(error), []).append(name)
             continue
         found.append(space)
+    said = tuple(
+        f"{', '.join(names)} {'are' if names[1:] else 'is'} left out: {why}"
+        for why, names in left.items()
+    )
     if not found:
-        raise ArchsearchError("; ".join(left))
-    return FamilySpaces(tuple(found), tuple(left))
+        raise ArchsearchError("; ".join(said))
+    return FamilySpaces(tuple(found), said)
 
 
 def family_rows(ranked: Sequence[Score]) -> list[RankedFamily]:

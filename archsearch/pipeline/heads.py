@@ -210,4 +210,5 @@ def compare_families(path: Path) -> list[FamilyRow]:
 
 
 def _lacks(session: SearchSession, name: str) -> str:
-    return engine_facts(session.request.engine).lacks(name, session.source.version)
+    facts, kind = engine_facts(session.request.engine), session.target.architecture.model_type
+    return facts.lacks(name, session.source.version, kind)

@@ -295,7 +295,8 @@ class _Asked:
         self.engine = engine or session.request.engine
         self.scorer, self.words = serving_scorer(session, self.engine)
         facts, workload = engine_facts(self.engine), self.scorer.workload
-        facts.check_drafter(drafter, shared_by(workload), self.scorer.latency.engine_version)
+        version, kind = self.scorer.latency.engine_version, self.scorer.target.model_type
+        facts.check_drafter(drafter, shared_by(workload), version, target=kind)
         if why := facts.unscheduled_words(drafter.family):
             raise ArchsearchError(f"{why}; serve {otherwise}")
 
