@@ -4,7 +4,7 @@ at."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -12,11 +12,13 @@ from typing import Final
 from archsearch.acceptance.measured import Trace, alpha, alpha_by_category, resampled_ratio
 from archsearch.acceptance.replay import replay_tau, replays
 from archsearch.architecture.architecture import Architecture
+from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
+from archsearch.models.files import has_weights
 from archsearch.records import load
 from archsearch.search.objective import Score, Scorer
-from archsearch.speedup import MAX_GAMMA
+from archsearch.speedup import MAX_GAMMA, accepted_by_position, drifting_positions
 
 CURVE_FILE: Final = "curve.json"
 
@@ -118,3 +120,35 @@ def trained_draft(arch: Architecture, folder: Path, trace: Trace) -> TrainedDraf
 def load_trained(arch: Architecture, folder: Path) -> TrainedDraft:
     """A draft that was trained before. Raises MissingDataError where its trace is missing."""
     return trained_draft(arch, folder, Trace.load(folder / "trace.npz"))
+
+
+Rates = dict[int, list[float]]
+"""For each gamma the unconditional acceptance of its positions. A larger gamma starts more rounds
+right after a refusal, at hard places, so its first position is accepted less often."""
+
+
+def acceptance_of(
+    scorer: Scorer, score: Score, folder: Path | None = None
+) -> tuple[Estimate, dict[int, Estimate], Rates]:
+    """alpha, tau by gamma and acceptance by position of a candidate: from its trace where it was
+    trained, else as its score predicts."""
+    if folder is not None and has_weights(folder) and (folder / "trace.npz").is_file():
+        trained = load_trained(score.architecture, folder)
+        rates = {gamma: trained.rates[gamma] for gamma in scorer.gammas if gamma in trained.rates}
+        return trained.alpha, trained.tau, rates
+    # The score knows alpha best (a climb learns it from short trainings); how it changes along a
+    # block is the estimator's.
+    known = scorer.predicted_acceptance(score.proposer)
+    drift = known.acceptance.drift
+    positions = drifting_positions(score.alpha.value, drift.value, max(scorer.gammas))
+    able = engine_facts(scorer.latency.engine).gammas(score.proposer, scorer.gammas)
+    known = replace(known, acceptance=replace(known.acceptance, alpha=score.alpha))
+    taus = {gamma: known.tau_at(gamma) for gamma in able}
+    reach = accepted_by_position(positions)
+    return score.alpha, taus, {gamma: reach[:gamma] for gamma in able}
+
+
+def scored_by(scorer: Scorer, score: Score, folder: Path | None = None) -> Score:
+    """What another scorer says of a candidate, by what is known of its acceptance."""
+    alpha, taus, _ = acceptance_of(scorer, score, folder)
+    return replace(scorer.measured(score.proposer, alpha, taus), assumed=score.assumed)

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from archsearch.acceptance.measured import Trace
 from archsearch.architecture.architecture import Architecture
-from archsearch.drafts.records import TrainedDraft, load_trained
+from archsearch.drafts.records import Rates, TrainedDraft, acceptance_of, load_trained
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import engine_facts, engines_that
 from archsearch.engines.engine import EnginePrompt, ModelSource, Sampling
@@ -53,7 +53,7 @@ from archsearch.pipeline.in_engine import (
     random_draft,
     write_shape,
 )
-from archsearch.pipeline.schedule import Rates, acceptance_of, schedule_points
+from archsearch.pipeline.schedule import schedule_points
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.records import load_or_note, save
 from archsearch.report.phrases import shell_path

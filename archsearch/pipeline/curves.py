@@ -14,6 +14,7 @@ from archsearch.acceptance.families import FamilyAcceptance
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import head_ops, layer_ops, sample_op
 from archsearch.capacity import cut_context, fits, memory_plan
+from archsearch.drafts.records import acceptance_of
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
@@ -21,8 +22,9 @@ from archsearch.files import write_text
 from archsearch.hardware.device import Device
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
-from archsearch.pipeline.estimate import EstimateRequest, Priced, price_drafts
-from archsearch.pipeline.schedule import acceptance_of, usual_batches
+from archsearch.pipeline.estimate import EstimateRequest, Priced, price_drafts, switch_warnings
+from archsearch.pipeline.rounds_explained import remedied
+from archsearch.pipeline.schedule import usual_batches
 from archsearch.pipeline.serving import check_batch
 from archsearch.pipeline.session import SearchSession
 from archsearch.records import WRONG_SHAPE, load_or_note, save
@@ -57,6 +59,8 @@ def estimate_curves(request: EstimateRequest, axis: str, span: str | None = None
         for item in priced:
             check_batch(engine_facts(item.source.engine), item.source.device, int(sweep.values[-1]))
     curves = tuple(_swept_draft(item, sweep) for item in priced)
+    if sweep.axis == "batch":  # a switch may bring more at some of them alone
+        asked = replace(asked, warnings=switch_warnings(priced, sweep.values))
     return Swept(**vars(asked), sweep=sweep.axis, gamma=request.gamma, curves=curves)
 
 
@@ -127,14 +131,16 @@ ALPHAS: Final = tuple(round(0.05 * step, 2) for step in range(1, 20))
 
 
 def renew_curves(run: Run, session: SearchSession | None = None) -> None:
-    """curves.json of a run, where there is none or its scores have changed. A run that cannot be
-    reopened here gets a file that says why nothing is drawn. Raises nothing but OSError."""
+    """curves.json of a run, where a `session` is at hand, its scores have changed since, or there
+    is none. A run that cannot be reopened here gets a file that says why nothing is drawn. Raises
+    nothing but OSError."""
     try:
         state = state_of(run.scores())
     except WRONG_SHAPE:
         state = "unreadable"
     known = load_or_note(run.path / CURVES_FILE, "curves", Curves, [])
-    if not run.ranks() or known is not None and known.state == state and known.sweeps.get("batch"):
+    whole = known is not None and known.state == state and known.sweeps.get("batch")
+    if not run.ranks() or session is None and whole:
         return
     try:
         curves = curves_of(session or SearchSession.reopen(run.path), state)
@@ -175,7 +181,9 @@ def curves_of(session: SearchSession, state: str) -> Curves:
     for score in scores:
         found = cut_context(scorer.target, score.proposer, served, session.source.device)
         cut |= {str(score.rank): found} if found is not None else {}
-    return Curves(state, at, sweeps, *bars, why, tuple(dict.fromkeys(notes)), tied, cut)
+    better = [remedied(session.source.rounds, session.scorer_of(score), score) for score in scores]
+    said = tuple(dict.fromkeys(notes))
+    return Curves(state, at, sweeps, *bars, why, said, tied, cut, tuple(filter(None, better)))
 
 
 def _drawn(run: Run) -> list[int]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from archsearch.drafts.records import scored_by
 from archsearch.engine_facts import engine_facts
 from archsearch.engines.environments.environment import overview
 from archsearch.errors import ArchsearchError, MissingDataError
@@ -19,7 +20,6 @@ from archsearch.pipeline.in_engine import (
     served_dtype,
     serving_scorer,
 )
-from archsearch.pipeline.schedule import scored_by
 from archsearch.pipeline.session import SearchSession
 from archsearch.profiles import Profile
 from archsearch.records import save

@@ -168,7 +168,6 @@ def estimate_drafts(request: EstimateRequest) -> Estimated:
         drafts=tuple(replace(item.entry, group=group_of[id(item)]) for item in priced),
         mix=request.mix,
         differences=_differences(priced),
-        warnings=_warnings(priced),
         with_prompts=_with_prompts(best) if request.mix is None else None,
     )
 
@@ -278,6 +277,7 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
         workload=workloads[best.source.served],
         alpha=request.alpha,
         prior=prior_words,
+        warnings=switch_warnings(priced),
         training_budget=asked_budget(best.budget, request.training_budget_s is not None),
     )
 
@@ -390,10 +390,18 @@ def _differences(priced: Sequence[Priced]) -> tuple[Difference, ...]:
     return tuple(found)
 
 
-def _warnings(priced: Sequence[Priced]) -> tuple[str, ...]:
+def switch_warnings(priced: Sequence[Priced], batches: Sequence[float] = ()) -> tuple[str, ...]:
+    """`warnings_of` each engine, at these batch sizes where any are given."""
     found = []
     for items in _by_engine(priced):
-        able = (item for item in items if not item.entry.other_tokenizer)
+        able = [item for item in items if not item.entry.other_tokenizer]
         drafts = [(item.entry.draft, item.scorer, item.score) for item in able]
-        found += warnings_of(items[0].source, drafts)
+        if batches:
+            drafts = [
+                (f"{draft} at batch size {x:g}", there, there(score.proposer))
+                for draft, scorer, score in drafts
+                for x in batches
+                for there in [scorer.at_batch(int(x))]
+            ]
+        found += warnings_of(items[0].source.rounds, items[0].source.words, drafts)
     return tuple(found)

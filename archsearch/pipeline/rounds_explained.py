@@ -7,13 +7,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from archsearch.drafts.records import scored_by
 from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import EngineRounds
-from archsearch.pipeline.latency import LatencySource
-from archsearch.pipeline.schedule import scored_by
-from archsearch.report.answer import Remedied
 from archsearch.report.phrases import host_words, launches
 from archsearch.report.terminal.estimate import Difference
+from archsearch.runs.tables import Remedied
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import error_by_term
 
@@ -27,17 +26,19 @@ def free_layers(scorer: Scorer, score: Score) -> float | None:
     return None if free is None or math.isinf(free) else free
 
 
-def warnings_of(source: LatencySource, priced: Sequence[tuple[str, Scorer, Score]]) -> list[str]:
+def warnings_of(
+    rounds: EngineRounds | None, latency: str, priced: Sequence[tuple[str, Scorer, Score]]
+) -> list[str]:
     """What a reader must know of the engine's version: that its figures are another's, that it runs
-    drafts, or many rows, without graphs, and what mends it. `priced`: name, scorer and score of
-    drafts; the one that would be fastest with graphs is mentioned."""
-    rounds = source.rounds
+    drafts, or many rows, without graphs, and what mends it. `latency`: where times come from, in
+    words; `priced`: name, scorer and score of drafts; the one that would be fastest with graphs is
+    mentioned."""
     if rounds is None:
         return []
     found = [rounds.note] if rounds.note else []
-    unsure = any(words in source.words for words in ("carried over", "weights in"))
+    unsure = any(words in latency for words in ("carried over", "weights in"))
     if unsure or any(score.draft_s.source == "roofline" for _, _, score in priced):
-        found.append(f"latency: {source.words}")
+        found.append(f"latency: {latency}")
     if rounds.tree and not any(getattr(score.proposer, "tree", None) for _, _, score in priced):
         found.append(rounds.tree)
     works = (scorer.workload for _, scorer, _ in priced)

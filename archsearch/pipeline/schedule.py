@@ -15,7 +15,7 @@ from archsearch.capacity import fits
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.forms import vllm_drafter_config
 from archsearch.drafts.heads import run_head
-from archsearch.drafts.records import load_trained
+from archsearch.drafts.records import acceptance_of
 from archsearch.engine_facts import engine_facts, shared_by
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
@@ -25,6 +25,7 @@ from archsearch.hardware.device import Device
 from archsearch.models.files import has_weights
 from archsearch.models.targets import resolve_drafter
 from archsearch.pipeline.in_engine import serving_scorer
+from archsearch.pipeline.rounds_explained import warnings_of
 from archsearch.pipeline.serving import check_batch
 from archsearch.pipeline.session import SearchSession
 from archsearch.records import save
@@ -38,13 +39,8 @@ from archsearch.schedule import (
     refined,
     schedule_from_points,
 )
-from archsearch.search.objective import Score, Scorer
-from archsearch.speedup import (
-    accepted_by_position,
-    alpha_from_tau,
-    drifting_positions,
-    tokens_by_budget,
-)
+from archsearch.search.objective import Scorer
+from archsearch.speedup import alpha_from_tau, tokens_by_budget
 from archsearch.traffic.curve import speedup_when_off
 
 FORECAST: Final = (0.31, 0.10)
@@ -59,37 +55,6 @@ WORTH_BEING_SAFE: Final = 0.15
 """Share of throughput given up, at most, for what does not collapse (a choice)."""
 
 BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-
-Rates = dict[int, list[float]]
-"""For each gamma the unconditional acceptance of its positions. A larger gamma starts more rounds
-right after a refusal, at hard places, so its first position is accepted less often."""
-
-
-def acceptance_of(
-    scorer: Scorer, score: Score, folder: Path | None = None
-) -> tuple[Estimate, dict[int, Estimate], Rates]:
-    """alpha, tau by gamma and acceptance by position of a candidate: from its trace where it was
-    trained, else as its score predicts."""
-    if folder is not None and has_weights(folder) and (folder / "trace.npz").is_file():
-        trained = load_trained(score.architecture, folder)
-        rates = {gamma: trained.rates[gamma] for gamma in scorer.gammas if gamma in trained.rates}
-        return trained.alpha, trained.tau, rates
-    # The score knows alpha best (a climb learns it from short trainings); how it changes along a
-    # block is the estimator's.
-    known = scorer.predicted_acceptance(score.proposer)
-    drift = known.acceptance.drift
-    positions = drifting_positions(score.alpha.value, drift.value, max(scorer.gammas))
-    able = engine_facts(scorer.latency.engine).gammas(score.proposer, scorer.gammas)
-    known = replace(known, acceptance=replace(known.acceptance, alpha=score.alpha))
-    taus = {gamma: known.tau_at(gamma) for gamma in able}
-    reach = accepted_by_position(positions)
-    return score.alpha, taus, {gamma: reach[:gamma] for gamma in able}
-
-
-def scored_by(scorer: Scorer, score: Score, folder: Path | None = None) -> Score:
-    """What another scorer says of a candidate, by what is known of its acceptance."""
-    alpha, taus, _ = acceptance_of(scorer, score, folder)
-    return replace(scorer.measured(score.proposer, alpha, taus), assumed=score.assumed)
 
 
 def usual_batches(scorer: Scorer, device: Device) -> list[int]:
@@ -310,6 +275,8 @@ class _Asked:
     ) -> Scheduled:
         """The schedule of a draft, written to `folder`."""
         schedule, note = self._planned(draft, batch_sizes)
+        at = {each.batch_size: self.scorer.at_batch(each.batch_size) for each in schedule.points}
+        priced = [(f"batch size {size}", by, by.measured(*draft)) for size, by in at.items()]
         save(folder / SCHEDULE_FILE, schedule)
         return Scheduled(
             run=self.session.run.path,
@@ -317,6 +284,7 @@ class _Asked:
             note=note,
             as_engine=schedule_words(self.engine, self.drafter.family, schedule.ranges, gamma),
             warning=engine_facts(self.engine).schedule_doubt,
+            warnings=tuple(warnings_of(self.scorer.latency.rounds, self.words, priced)),
             adaptive=_adaptive(self, draft[0], draft[2], schedule),
             **who,
         )

@@ -15,6 +15,7 @@ from typing import Final
 
 from archsearch.acceptance.known import known_drafts
 from archsearch.architecture.counts import parameters
+from archsearch.drafters.forms import vllm_drafter_config
 from archsearch.drafts.records import TrainedDraft
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import engine_facts
@@ -50,7 +51,7 @@ from archsearch.pipeline.families import (
 from archsearch.pipeline.heads import head_rungs, keep_states, write_family_table
 from archsearch.pipeline.in_engine import EngineChoice
 from archsearch.pipeline.next_steps import next_steps
-from archsearch.pipeline.rounds_explained import free_layers, remedied, too_long, warnings_of
+from archsearch.pipeline.rounds_explained import free_layers, too_long, warnings_of
 from archsearch.pipeline.scoring import hopeless, none_within, score_spaces, write_pareto
 from archsearch.pipeline.session import SearchRequest, SearchSession
 from archsearch.pipeline.shared_work import Job, SharedWork
@@ -62,7 +63,9 @@ from archsearch.pipeline.workers import can_confirm_beside, confirm_job, workers
 from archsearch.profiles import find_profile, list_profiles, profile_roots
 from archsearch.progress import ProgressLine, human_time, say
 from archsearch.records import as_data, save
+from archsearch.report.answer import at_hand_switched
 from archsearch.report.phrases import latency_warning, shell_path
+from archsearch.report.reading import read_run
 from archsearch.report.terminal.search import (
     Brought,
     Climbed,
@@ -256,11 +259,17 @@ def outcome(
     report = write_report(session.run, session)
     groups = session.groups(ranked)
     unprofiled = filter(None, [latency_warning(source.words, session.target.name)])
-    priced = [(f"rank {score.rank}", session.scorer_of(score), score) for score in ranked]
     reach = scorer.workload.context_len if request.mix is None else request.mix.longest
-    better = tuple(filter(None, (remedied(source.rounds, *each[1:]) for each in priced)))
+    reading = read_run(session.run)
+    better = reading.remedied
+    option, switched = at_hand_switched(reading.candidates, better)
+    if option is not None and switched is not None:  # as the answer serves it
+        config = vllm_drafter_config(option.score.proposer, option.hub_id, switched.gamma)
+        session.run.write_best(option.score, speculative_config=config or None)
     quicker = {each.rank for each in better if each.speedup.value > ranked[0].speedup.value}
-    told = [each for each in priced if each is priced[0] or each[2].rank in quicker]
+    told = [score for score in ranked if score is ranked[0] or score.rank in quicker]
+    priced = [(f"rank {score.rank}", session.scorer_of(score), score) for score in told]
+    advice = warnings_of(source.rounds, source.words, priced)
     over = [
         f"{space.family} is left out: {none_within(session, [counted])}"
         for space, counted in zip(session.families.spaces, result.spaces, strict=True)
@@ -272,7 +281,7 @@ def outcome(
         device=source.device.key,
         by=(source.running(ranked[0].proposer.rounds) if ranked else source).by,
         free_layers=free_layers(scorer, ranked[0]) if ranked else None,
-        warnings=(*too_long(scorer, reach), *unprofiled, *warnings_of(source, told)),
+        warnings=(*too_long(scorer, reach), *unprofiled, *advice),
         latency=source.words,
         dtype=source.dtype,
         weights=source.profile.get("weights"),

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from archsearch.drafts.heads import TrainedHead, run_head
-from archsearch.drafts.records import TrainedDraft
+from archsearch.drafts.records import TrainedDraft, acceptance_of
 from archsearch.engine_facts import engine_facts, engine_title
 from archsearch.engines.engine import ExitAfter
 from archsearch.engines.measure.figures import by_prompt
@@ -44,7 +44,6 @@ from archsearch.pipeline.in_engine import (
     mid_answer,
     profile_first,
 )
-from archsearch.pipeline.schedule import acceptance_of
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.pipeline.untrained import (
     Untrained,

@@ -8,7 +8,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -18,11 +18,11 @@ from archsearch.engine_facts import engine_facts
 from archsearch.estimate import Estimate
 from archsearch.export.engines import HEADS, VLLM_SIZES, Setup, serving
 from archsearch.needs import Needs
-from archsearch.report.phrases import brings, clipped, count_words, verdict
-from archsearch.report.reading import Shown
+from archsearch.report.phrases import brings, clipped, count_words, hub_name, verdict
+from archsearch.report.reading import Reading, Shown
 from archsearch.report.terminal.layout import WIDTH, table
 from archsearch.runs.run import Run
-from archsearch.runs.tables import longest_of
+from archsearch.runs.tables import Remedied, longest_of
 
 SCREEN: Final = 25
 """Lines of the first screen, whatever there is to say."""
@@ -117,29 +117,18 @@ def having_words(option: Shown, unit: str) -> str:
     return "trained here" if option.has_weights else needs_words(option.score.needs, unit)
 
 
-@dataclass(frozen=True)
-class Remedied:
-    """What a rank gains by `switches` (NAME=VALUE; "": by another version of its engine) that give
-    its draft CUDA graphs."""
-
-    rank: int | None
-    switches: str
-    gamma: int
-    speedup: Estimate
-
-
 def at_hand_switched(
     options: Sequence[Shown], remedied: Sequence[Remedied]
-) -> tuple[Shown, Remedied] | None:
-    """What one can have today and the switches with which it is the fastest of that; None where
-    something is as fast without."""
-    today, by_rank = best_at_hand(options), {each.rank: each for each in remedied if each.switches}
-    there = [
-        (each, by_rank[each.rank]) for each in options if each.at_hand and each.rank in by_rank
-    ]
+) -> tuple[Shown | None, Remedied | None]:
+    """The fastest that one can have today, untrained, and the switches that make it so; without
+    any `best_at_hand`."""
+    today = best_at_hand(options, trained=False)
+    by_rank = {each.rank: each for each in remedied if each.switches}
+    mine = (each for each in options if each.at_hand and not each.has_weights)
+    there = [(each, by_rank[each.rank]) for each in mine if each.rank in by_rank]
     best = max(there, key=lambda pair: pair[1].speedup.value, default=None)
     least = today.gain.value if today is not None and today.rank not in by_rank else 0.0
-    return best if best is not None and best[1].speedup.value > least else None
+    return best if best is not None and best[1].speedup.value > least else (today, None)
 
 
 def sentences(
@@ -147,7 +136,7 @@ def sentences(
 ) -> list[str]:
     """The verdict, what one can have today, also by a switch, and the best that the budget buys."""
     lead = options[0]
-    today, switched = best_at_hand(options), at_hand_switched(options, remedied)
+    today, (option, better) = best_at_hand(options), at_hand_switched(options, remedied)
     bought = next((option for option in options if not option.at_hand), None)
     best = today if today is not None and (today is lead or today.measured) else lead
     rates = "" if best.measured else brings(best.score.mix)
@@ -161,8 +150,7 @@ def sentences(
         lines.append(f"Today: {name}, gamma {today.gamma}: {gain_words(today.gain)} {how}.")
     else:
         lines.append("Today: nothing that can be downloaded is known here.")
-    if switched is not None:
-        option, better = switched
+    if option is not None and better is not None:
         gain = f"{option.name}, gamma {better.gamma}: {gain_words(better.speedup)}"
         lines[-1] += f" With {better.switches}: {gain}."
     if bought is None:
@@ -172,7 +160,7 @@ def sentences(
         return [*lines, f"Trained: {gain}."]
     spent = hours_words(needs.gpu_hours, unit)
     have = [0.0] if today is None else [today.gain.value]
-    have += [switched[1].speedup.value] if switched is not None else []
+    have += [] if better is None else [better.speedup.value]
     gains = [each.speedup.value for each in remedied if each.rank == bought.rank]
     slower = max(have) >= max(gains, default=bought.gain.value)
     never = f"Training for {spent} is not predicted to be faster"
@@ -188,6 +176,21 @@ def sentences(
         f"{over if needs.teacher_hours else ''}, the rest to train)."
         f"{' The error bars do not tell the two apart.' if tied else ''}",
     ]
+
+
+def serve_today(run: Run, reading: Reading) -> list[tuple[str, str]]:
+    """What to serve today, with the switch that makes it the fastest, as (why, command); [] where
+    nothing pays, or no command says it."""
+    option, better = at_hand_switched(reading.candidates, reading.remedied)
+    at = reading.curves.at if reading.curves is not None else {}
+    ranks = run.arguments.get("tensor_parallel") or at.get("tensor_parallel")
+    target = hub_name(str(run.arguments.get("target", "")))
+    # the name of a folder or a GGUF file is nothing that an engine finds
+    if option is None or ranks is None or "/" not in target:
+        return []
+    pays = (better.speedup if better else option.gain).value > 1.0
+    command = serve_command(option, run, target, int(ranks), better)
+    return [(f"Serve it today, with {option.name}", command)] if pays and command else []
 
 
 def serve_command(

@@ -13,6 +13,7 @@ from typing import Final
 
 from archsearch.engine_facts import engine_title
 from archsearch.estimate import Estimate
+from archsearch.report.answer import at_hand_switched
 from archsearch.report.charts import SERIES, Chart, line
 from archsearch.report.families import led_by_rival, title_of, with_heads
 from archsearch.report.headline import Headline, headline, with_text
@@ -134,8 +135,14 @@ def fastest_lines(reading: Reading, dtype: str) -> list[str]:
 
 def whole_headline(run: Run, reading: Reading) -> Headline:
     """The headline: the fastest engine, where several are here and one was measured, then whether
-    speculation pays, the verdict on the text and the best head."""
-    head = with_text(headline(run, reading.candidates), reading.text)
+    speculation pays, also by a switch, the verdict on the text and the best head."""
+    head = headline(run, reading.candidates)
+    _, better = at_hand_switched(reading.candidates, reading.remedied)
+    if better and head.lead and better.speedup.value > head.lead.gain.value:
+        how = f"{better.switches}, rank {better.rank} at gamma {better.gamma}"
+        title = f"{head.title} With {how}: {better.speedup.value:.2f}x."
+        head = replace(head, title=title, switched=better)
+    head = with_text(head, reading.text)
     head = with_heads(head, run, reading.families, reading.compared)
     head = led_by_rival(head, run, reading.compared)
     lines = fastest_lines(reading, run.dtype)

@@ -30,7 +30,7 @@ from archsearch.report.phrases import (
 from archsearch.report.reading import Shown, target_shape
 from archsearch.runs.confirmed import Confirmed, LoadRecord
 from archsearch.runs.run import WORKLOAD_FILE, Run
-from archsearch.runs.tables import TextVerdict
+from archsearch.runs.tables import Remedied, TextVerdict
 from archsearch.schedule import ranges_words
 from archsearch.search.space import SearchSpace
 from archsearch.speedup import MAX_GAMMA
@@ -44,12 +44,13 @@ Steps = list[tuple[str, str]]
 @dataclass(frozen=True)
 class Headline:
     """The headline: `title` is one sentence; `lines` say which draft, how sure and what was
-    confirmed; `next`: what to do, as (why, command)."""
+    confirmed; `next`: what to do, as (why, command); `switched`: what is faster than `lead`."""
 
     title: str
     lines: list[str]
     next: Steps
     lead: Shown | None
+    switched: Remedied | None = None
 
 
 def headline(run: Run, found: Sequence[Shown]) -> Headline:

@@ -16,7 +16,7 @@ from typing import Final
 from archsearch import files
 from archsearch.errors import ArchsearchError
 from archsearch.profiles import draft_step_errors, header_of
-from archsearch.report.answer import best_at_hand, sentences, serve_command, unit_of
+from archsearch.report.answer import sentences, serve_today, unit_of
 from archsearch.report.best import section_best, section_mix
 from archsearch.report.chart_page import scripts, web_file
 from archsearch.report.compare import Comparison, compare_section
@@ -27,13 +27,12 @@ from archsearch.report.families import section_families
 from archsearch.report.headline import Headline
 from archsearch.report.learning import section_ladder, section_learning, section_rungs
 from archsearch.report.load import section_load, section_schedule
-from archsearch.report.phrases import hub_name, search_command, shell_path
+from archsearch.report.phrases import search_command, shell_path
 from archsearch.report.plots import section_plots
 from archsearch.report.predicted import section_batch, section_elsewhere, section_time, section_why
-from archsearch.report.reading import Reading, Shown, read_run
+from archsearch.report.reading import Reading, read_run
 from archsearch.report.section import Section, Table, charts_of, text_cell
 from archsearch.runs.run import WORKLOAD_FILE, Run
-from archsearch.runs.tables import Curves
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def page_of(run: Run) -> tuple[str, list[Section]]:
     reading = read_run(run)
     head = whole_headline(run, reading)
     sections = [section for section in sections_of(run, reading, head) if section]
-    opening = _opening(run, head, reading.candidates, reading.curves)
+    opening = _opening(run, head, reading)
     title = f"archsearch: {run.arguments.get('target', '')} on {run.device}"
     return html_page(title, sections, opening), sections
 
@@ -176,36 +175,27 @@ def _section_missing(run: Run, reading: Reading) -> Section:
     return Section("What this report does not show", words=missing, commands=again)
 
 
-def _opening(run: Run, head: Headline, options: Sequence[Shown], curves: Curves | None) -> Opening:
+def _opening(run: Run, head: Headline, reading: Reading) -> Opening:
     trials = len(run.trial_rows("COMPLETE"))
     searched = f"{trials} scored trials" if trials else "no trials written yet"
     device = run.device or "device unknown"
     about = ("archsearch report", run.arguments.get("target", ""), device, searched)
     above, number, serve = head.lines[:1], None, Section()
     if (option := head.lead) is not None:
-        low, high = option.gain.interval
+        gain, how = option.gain, "measured" if option.measured else "predicted"
+        if (better := head.switched) is not None:
+            gain, how = better.speedup, f"predicted with {better.switches}"
+        low, high = gain.interval
         # else the title's number is of a run under load
-        if f"{option.gain.value:.2f}x" in head.title:
-            how = "measured" if option.measured else "predicted"
-            sure = f"{low:.2f}x to {high:.2f}x (5 to 95 %), {how}"
-            number = (f"{option.gain.value:.2f}x", sure)
+        if f"{gain.value:.2f}x" in head.title:
+            number = (f"{gain.value:.2f}x", f"{low:.2f}x to {high:.2f}x (5 to 95 %), {how}")
+        options, unit = reading.candidates, unit_of(run.device)
         if not any(each.has_weights for each in options):
-            above = [*head.lines[:1], *sentences(options, "", unit_of(run.device))[1:]]
-        serve = _serve(run, options, curves)
+            above = [*head.lines[:1], *sentences(options, "", unit, reading.remedied)[1:]]
+        serve = Section(commands=serve_today(run, reading))
     more = Section("How sure, and what it rests on", words=head.lines[1:], folded=True)
     answer = Section(words=above, parts=[more])
     return Opening(" · ".join(map(str, about)), head.title, number, answer, serve)
-
-
-def _serve(run: Run, options: Sequence[Shown], curves: Curves | None) -> Section:
-    today = best_at_hand(options, trained=False)
-    at = curves.at if curves is not None else {}
-    ranks = run.arguments.get("tensor_parallel") or at.get("tensor_parallel")
-    if today is None or ranks is None or today.gain.value <= 1.0:
-        return Section()
-    target = hub_name(str(run.arguments.get("target", "")))
-    command = serve_command(today, run, target, int(ranks))
-    return Section(commands=[(f"Serve it today, with {today.name}", command)] if command else [])
 
 
 def _section_provenance(run: Run, scored: int) -> Section:

@@ -260,7 +260,8 @@ class AskedBudget:
 class Asked:
     """What an answer of `estimate`, `traffic` or `search` repeats of its question. `latency`: where
     times come from, in words; `weights`: their dtype where it is another than the workload's;
-    `alpha`: `prior` or a number; `prior`: what is expected of acceptance, in words."""
+    `alpha`: `prior` or a number; `prior`: what is expected of acceptance, in words; `warnings`:
+    what a reader must know of the engine's version."""
 
     target: str
     device: str
@@ -270,6 +271,12 @@ class Asked:
     alpha: Maybe[str] = None
     prior: str
     training_budget: AskedBudget | None
+    warnings: tuple[str, ...]
+
+    @property
+    def warned(self) -> list[str]:
+        """`warnings` as they are printed."""
+        return [f"WARNING: {text}." for text in self.warnings]
 
     @property
     def dtype_words(self) -> str:
@@ -281,11 +288,9 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class AskedOver(Asked):
-    """The same over a mix of work, where there is one; `warnings`: what a reader must know of the
-    engine's version."""
+    """The same over a mix of work, where there is one."""
 
     mix: Mix | None
-    warnings: tuple[str, ...]
 
     def words(self) -> str:
         """What is predicted for: `Batch 1, context 256, bfloat16, 2 devices`; the mix, where there

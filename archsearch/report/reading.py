@@ -35,6 +35,7 @@ from archsearch.runs.tables import (
     EngineComparison,
     EngineWays,
     FamilyRow,
+    Remedied,
     TextVerdict,
     families_of,
     planned_schedule,
@@ -160,6 +161,11 @@ class Reading:
     compared: tuple[EngineComparison, ...] = ()
     budgets: Budgets | None = None
     engines: EngineWays | None = None
+
+    @property
+    def remedied(self) -> tuple[Remedied, ...]:
+        """As of `Curves`; () where nobody looked."""
+        return self.curves.remedied if self.curves is not None else ()
 
 
 def read_run(run: Run) -> Reading:

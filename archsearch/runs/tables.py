@@ -98,6 +98,17 @@ class Bar:
 
 
 @dataclass(frozen=True)
+class Remedied:
+    """What a rank gains by `switches` (NAME=VALUE; "": by another version of its engine) that give
+    its draft CUDA graphs."""
+
+    rank: int | None
+    switches: str
+    gamma: int
+    speedup: Estimate
+
+
+@dataclass(frozen=True)
 class Curves:
     """All of one run.
 
@@ -105,7 +116,8 @@ class Curves:
     the bars; `sweeps`: by what is swept; `passes`, `layers`, `rounds`: bars, draft beside target;
     `rivals`: what the first rank wins by; `groups`: ranks that the error bars cannot tell apart,
     the best first; `longest`: by rank what a context is to be cut to where memory holds less than
-    the models could take; `notes`: what is missing, and why.
+    the models could take; `remedied`: ranks that a switch of the engine makes faster; `notes`: what
+    is missing, and why.
     """
 
     state: str
@@ -118,6 +130,7 @@ class Curves:
     notes: tuple[str, ...] = ()
     groups: Maybe[tuple[tuple[int, ...], ...]] = None
     longest: Maybe[Mapping[str, int]] = None
+    remedied: tuple[Remedied, ...] = ()
     format: int = FORMAT
 
     def __post_init__(self) -> None:

@@ -3,13 +3,17 @@ about and refused."""
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from archsearch import files
 from archsearch.engine_rounds import newest_version
 from archsearch.errors import ArchsearchError
 from archsearch.pipeline import SearchSession, serving
@@ -214,6 +218,100 @@ def test_a_search_serves_with_the_graphs_that_pay(tmp_path: Path, batch: int, se
     assert f"With {option}: eagle3: " in text and "WARNING: vllm" in text
     # beyond the graphs a plain server is slow too, and what a draft gains over that is no gain
     assert ("--max-cudagraph-capture-size 1024" in text) == ("Try it today" in text) == served
+
+
+SWITCH = "VLLM_USE_V2_MODEL_RUNNER=0"
+
+
+@pytest.fixture(scope="module")
+def switched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run whose answer is a switch of the engine, and what its search printed."""
+    folder = tmp_path_factory.mktemp("switched")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serving, "installed", lambda engine: None)
+        patch.chdir(folder)
+        return folder, call("search", *HEAD, *FEW, "--run", "run").stdout
+
+
+FEW = ("--family", "independent", "--trials", "6")
+
+
+@pytest.fixture
+def answered(switched: tuple[Path, str], tmp_path: Path) -> tuple[dict[str, Any], str]:
+    """The rank that the answer serves, with its switch, as the run keeps it; what was printed."""
+    shutil.copytree(switched[0], tmp_path, dirs_exist_ok=True)
+    kept = json.loads((tmp_path / "run/curves.json").read_text())["remedied"]
+    return max(kept, key=lambda each: float(each["speedup"]["value"])), switched[1]
+
+
+def test_a_report_answers_and_serves_as_its_search(answered: tuple[dict[str, Any], str]) -> None:
+    """With the same switch at the same gamma, in the page, in the terminal and in best/."""
+    best, said = answered
+    gamma, gain = best["gamma"], f"{best['speedup']['value']:.2f}x"
+    assert gamma != json.loads(Path(f"run/best/{best['rank']}/score.json").read_text())["gamma"]
+    (command,) = re.findall(rf"  {SWITCH} vllm serve.*?}}'", said, re.S)
+    page, text = Path("run/report.html").read_text(), call("report", "run").stdout
+    assert f"<b>{gain}</b>" in page and f"predicted with {SWITCH}" in page
+    page = html.unescape(re.sub("<[^>]+>", "", page))
+    for shown in (" ".join(each.split()) for each in (page, text)):
+        assert f"With {SWITCH}, rank {best['rank']} at gamma {gamma}: {gain}." in shown
+        assert " ".join(command.split()) in shown
+    (training,) = re.findall(r"Training for 24 GPU-hours is not[^:]*", said)
+    assert training in page and "With 24 GPU-hours of training" not in page
+    config = json.loads(Path(f"run/best/{best['rank']}/speculative_config.json").read_text())
+    assert config["num_speculative_tokens"] == gamma and f'": {gamma}}}' in command
+
+
+def test_a_run_that_keeps_no_switch_loads_and_a_search_adds_it(
+    answered: tuple[dict[str, Any], str],
+) -> None:
+    """Of an earlier version: its report knows none, a search that is continued does."""
+    path = Path("run/curves.json")
+    kept = json.loads(path.read_text())
+    files.write_json(path, {name: kept[name] for name in kept if name != "remedied"})
+    assert SWITCH not in call("report", "run").stdout and "remedied" not in path.read_text()
+    again = call("search", *HEAD, *FEW, "--run", "run")
+    assert again.stdout == answered[1] and SWITCH in call("report", "run").stdout
+    assert json.loads(path.read_text())["remedied"] == kept["remedied"]
+
+
+def test_a_schedule_names_the_switch_that_brings_more(
+    answered: tuple[dict[str, Any], str],
+) -> None:
+    asked = ("schedule", "run", "--rank", str(answered[0]["rank"]), "--batch-size", "1")
+    found = last_json(call(*asked, "--json"))
+    (warning,) = found["warnings"]
+    gains = (answered[0]["speedup"], found["points"][0]["speedup"])
+    words = " instead of ".join(f"{gain['value']:.2f}x" for gain in gains)
+    assert f"set {SWITCH}, which would bring {words}, at gamma {answered[0]['gamma']}" in warning
+    assert f"WARNING: {warning}." in call(*asked).stdout
+
+
+@pytest.mark.parametrize(
+    "load", [("--sweep", "context", "--range", "128:256:2"), ("--requests-per-second", "20")]
+)
+def test_a_curve_and_a_load_warn_as_an_estimate(tmp_path: Path, load: tuple[str, ...]) -> None:
+    command = "estimate" if "--sweep" in load else "traffic"
+    asked = (command, *HEAD, "--draft", "llama-3.2-1b", *load)
+    (warning,) = last_json(call(*asked, "--json"))["warnings"]
+    one = last_json(call("estimate", *HEAD, "--draft", "llama-3.2-1b", "--json"))["warnings"]
+    if command == "estimate":
+        assert one == [warning]
+    assert f"set {SWITCH}, which would bring 1." in warning
+    assert f"WARNING: {warning}." in " ".join(call(*asked).stdout.split())
+    mended = last_json(call(*asked, "--engine-option", SWITCH, "--json"))
+    assert mended["warnings"] == []
+
+
+def test_a_sweep_over_batch_sizes_names_the_one_that_gains_most(tmp_path: Path) -> None:
+    asked = ("estimate", *HEAD, "--draft", "eagle3", "--alpha", "0.7", "--gamma", "4")
+    (warning,) = last_json(call(*asked, "--sweep", "batch", "--range", "1:110:3", "--json"))[
+        "warnings"
+    ]
+    assert "set max_cudagraph_capture_size=1024, which would bring eagle3 at batch size" in warning
+    assert (
+        last_json(call(*asked, "--sweep", "batch", "--range", "1:8:2", "--json"))["warnings"] == []
+    )
 
 
 def test_a_context_beyond_the_targets_positions_is_said_by_search_too(tmp_path: Path) -> None:

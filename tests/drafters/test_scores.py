@@ -17,10 +17,10 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.lookup import NGram
 from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import FAMILIES, as_drafter, family
+from archsearch.drafts.records import scored_by
 from archsearch.estimate import Estimate
 from archsearch.latency.drafted import DrafterRounds
 from archsearch.pipeline.latency import choose_latency
-from archsearch.pipeline.schedule import scored_by
 from archsearch.search.objective import Score, Scorer, grouped
 from archsearch.search.study import SearchResult, merged
 from archsearch.workload import WorkloadRequest

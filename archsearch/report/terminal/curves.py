@@ -91,7 +91,7 @@ class Swept(Asked):
             lines += ["", *_one(item, axis)]
         rests_on = f"Latency: {self.latency}."
         accepts = f"Acceptance: {'swept' if axis == 'alpha' else given}."
-        return "\n".join([*lines, "", *wrapped([LEGEND, rests_on, accepts])])
+        return "\n".join([*lines, "", *wrapped([LEGEND, rests_on, accepts, *self.warned])])
 
 
 def _one(item: DraftCurve, axis: Axis) -> list[str]:

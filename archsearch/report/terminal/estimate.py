@@ -242,8 +242,8 @@ def _waiting(result: Estimated) -> list[str]:
 
 def _said(result: Estimated) -> list[str]:
     unprofiled = latency_warning(result.latency, result.target)
-    said = [f"WARNING: {text}." for text in (unprofiled, *result.warnings) if text]
-    said += [*_waiting(result), *result.prompts_words()]
+    said = [f"WARNING: {unprofiled}."] if unprofiled else []
+    said += [*result.warned, *_waiting(result), *result.prompts_words()]
     return [*said, *result.notes(), *(f"{row.words}." for row in result.differences)]
 
 
@@ -278,8 +278,7 @@ def _explained(result: Estimated) -> str:
     lines += [f"{OVER_MIX}.", ""] if any(entry.score.mix for entry in entries) else []
     lines += [f"{row.words}." for row in result.differences]
     lines += result.prompts_words()
-    lines += [f"WARNING: {text}." for text in result.warnings]
-    return "\n".join([*lines, *result.notes()])
+    return "\n".join([*lines, *result.warned, *result.notes()])
 
 
 def _one_engine(entries: Sequence[Entry]) -> list[str]:

@@ -142,7 +142,8 @@ class Adaptive:
 @dataclass(frozen=True, kw_only=True)
 class Scheduled:
     """The answer of `schedule`; `family` and no `rank`: of a head. `as_engine`: what the engine
-    makes of it, in words; `adaptive` None: the engine has none for such a drafter."""
+    makes of it, in words; `adaptive` None: the engine has none for such a drafter; `warning`: of
+    the schedule, `warnings`: of the engine's version."""
 
     run: Path
     rank: int | None
@@ -153,6 +154,7 @@ class Scheduled:
     schedule: Inline[GammaSchedule]
     as_engine: str
     warning: str
+    warnings: tuple[str, ...]
 
     def __str__(self) -> str:
         schedule = self.schedule
@@ -193,7 +195,7 @@ class Scheduled:
             f" {self.note}".rstrip(),
             f"{self.as_engine}.",
             *([f"{adaptive.words}."] if adaptive is not None else []),
-            *([f"WARNING: {self.warning}."] if self.warning else []),
+            *(f"WARNING: {text}." for text in (self.warning, *self.warnings) if text),
             *(["", f"Next: archsearch {after}"] if able else []),
         ]
         return "\n".join(lines)

@@ -15,14 +15,11 @@ from archsearch.records import Inline, Maybe, Stored
 from archsearch.report.answer import (
     MOST_ROWS,
     SCREEN,
-    Remedied,
-    at_hand_switched,
-    best_at_hand,
     gain_words,
     hours_words,
     rows_text,
     sentences,
-    serve_command,
+    serve_today,
     unit_of,
 )
 from archsearch.report.best import section_mix
@@ -37,19 +34,25 @@ from archsearch.report.phrases import (
     ServedBy,
     capital,
     clipped,
-    hub_name,
     mix_words,
     over_words,
     shell_path,
 )
 from archsearch.report.predicted import section_why
-from archsearch.report.reading import Reading, Shown, read_run
+from archsearch.report.reading import Reading, read_run
 from archsearch.report.section import Section
 from archsearch.report.terminal.layout import indented, plus_minus, section_lines, table, wrapped
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.run import Run, open_run
 from archsearch.runs.state import HeadEntry
-from archsearch.runs.tables import Budgets, FamilyRow, RankedFamily, Represented, TextVerdict
+from archsearch.runs.tables import (
+    Budgets,
+    FamilyRow,
+    RankedFamily,
+    Remedied,
+    Represented,
+    TextVerdict,
+)
 from archsearch.search.objective import Score
 from archsearch.search.ranking import Rival
 from archsearch.search.rungs import Plan
@@ -192,12 +195,13 @@ def search_text(result: Searched, *, explain: bool) -> str:
     unit = unit_of(run.device)
     where = f"for {result.target} on {result.device}"
     where += over_words(result.mix)
-    if any(option.has_weights for option in options):
+    trained = any(option.has_weights for option in options)
+    if trained:
         whole = whole_headline(run, reading)
         above = [whole.title, *whole.lines[:HEADLINE_LINES]]
         above += [line for line in whole.lines[HEADLINE_LINES:] if line.startswith("Not on unseen")]
     else:
-        above = sentences(options, where, unit, result.remedied)
+        above = sentences(options, where, unit, reading.remedied)
         above[1:1] = [" ".join(fastest_lines(reading, run.dtype)[:2])]
     # without how it runs independent drafts: the drafter that leads may be another
     served = result.by.served.removesuffix(f", {result.by.engine_class}")
@@ -206,8 +210,11 @@ def search_text(result: Searched, *, explain: bool) -> str:
         hours = hours_words(result.training_budget.gpu_hours, unit)
         rests_on += f" Drafters to be trained are given {hours} (--training-budget)."
     above.insert(1, rests_on)
-    said = [f"WARNING: {text}." for text in (*result.warnings, *reading.problems)]
-    why, command = _next_step(result, run, options, head.next)
+    said = [*result.warned, *(f"WARNING: {text}." for text in reading.problems)]
+    # worth most now: serving what one can have today, else the headline's first
+    steps = [] if trained else [("Try it today", words) for _, words in serve_today(run, reading)]
+    steps += [*head.next, ("See the whole run", f"archsearch report {shell_path(run.path)}")]
+    why, command = steps[0]
     below = [
         *wrapped([f"{why}:"]),
         *(line if line.startswith(" ") else f"  {line}" for line in command.splitlines()),
@@ -220,25 +227,6 @@ def search_text(result: Searched, *, explain: bool) -> str:
     table_lines = rows_text(options, unit, max(LEAST_ROWS, min(MOST_ROWS, room)))
     text = "\n".join([*lines, "", *table_lines, "", *below])
     return f"{text}\n\n{explained_text(result, run, reading)}" if explain else text
-
-
-def _next_step(
-    result: Searched, run: Run, options: Sequence[Shown], steps: Sequence[tuple[str, str]]
-) -> tuple[str, str]:
-    """The one step that is worth most now: serving what one can have today, else the headline's
-    first."""
-    today = best_at_hand(options, trained=False)
-    trained = any(option.has_weights for option in options)
-    option, better = at_hand_switched(options, result.remedied) or (today, None)
-    pays = option is not None and (better.speedup if better else option.gain).value > 1.0
-    if option is not None and pays and not trained:
-        ranks, target = result.workload.tensor_parallel, hub_name(result.target)
-        # The name of a folder or a GGUF file is nothing that an engine finds.
-        command = serve_command(option, run, target, ranks, better) if "/" in target else None
-        if command is not None:
-            return "Try it today", command
-    whole = ("See the whole run", f"archsearch report {shell_path(result.run)}")
-    return steps[0] if steps else whole
 
 
 def explained_text(result: Searched, run: Run, reading: Reading) -> str:
@@ -263,8 +251,8 @@ def explained_text(result: Searched, run: Run, reading: Reading) -> str:
             f"A draft as wide as rank 1 may be up to {result.free_layers:.1f} layers deep before"
             " launching it, not running it, takes the time."
         )
-    said = [f"WARNING: {text}." for text in result.warnings]
-    said += [f"Note: {note}." for note in (*(result.notes or ()), *result.left_out)]
+    notes = (f"Note: {note}." for note in (*(result.notes or ()), *result.left_out))
+    said = [*result.warned, *notes]
     lines += ["", *said, *([""] if said else [])]
     if len(result.families) > 1:
         replayed = [f"  {result.replayed}."] if result.replayed else []
@@ -343,10 +331,11 @@ def summary_text(run: Run, reading: Reading | None = None) -> str:
     options = reading.candidates
     head = whole_headline(run, reading)
     said = [*head.lines, *(f"WARNING: {problem}" for problem in reading.problems)]
-    lines = [head.title, *(line for text in said for line in indented(text)), ""]
+    lines = [*wrapped([head.title]), *(line for text in said for line in indented(text)), ""]
     lines += [*rows_text(options, unit_of(run.device)), ""] if options else []
     lines += section_lines(Section("Learning curve", learning_lines(reading)))
-    return "\n".join([*lines, *section_lines(Section("Next", commands=head.next))[:-1]])
+    steps = Section("Next", commands=[*serve_today(run, reading), *head.next])
+    return "\n".join([*lines, *section_lines(steps)[:-1]])
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,7 @@ class Traffic(Asked):
         )
         for entry in self.drafts:
             lines += ["", *_one(entry)]
-        return "\n".join([*lines, "", *wrapped([MEANS, f"Latency: {self.latency}."])])
+        return "\n".join([*lines, "", *wrapped([MEANS, f"Latency: {self.latency}.", *self.warned])])
 
 
 def _answer(entry: UnderLoad, result: Traffic) -> str:
