@@ -20,7 +20,7 @@ from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.hardware.device import Device
 from archsearch.workload import Workload
 
-# vLLM's max_num_batched_tokens for servers on large GPUs; a step reads no more
+# vLLM's max_num_batched_tokens for servers on large GPUs; a step reads no more of prompts
 STEP_TOKENS: Final = 8192
 SEQUENCES: Final = 256  # of them sampled at once: vLLM's max_num_seqs
 
@@ -180,7 +180,7 @@ def cut_context(
 
     An eighth is left to CUDA graphs and the GPU's own context, which are not counted.
     """
-    if device.kind != "gpu":
+    if device.is_cpu:
         return None
     longest = memory_plan(target, draft, replace(workload, batch_size=1), device).longest
     cut = both = _positions(target, draft)
@@ -209,7 +209,7 @@ def _room(
     that weights and these leave."""
     one = replace(workload, batch_size=1, context_len=max(1, workload.context_len))
     use = memory_bytes(target, draft, one)
-    activations = activation_bytes(target, workload) if device.kind == "gpu" else 0
+    activations = 0 if device.is_cpu else activation_bytes(target, workload)
     return use, activations, usable_bytes(device, workload) - use.weight_bytes - activations
 
 

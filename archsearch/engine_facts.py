@@ -22,6 +22,11 @@ from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.workload import Workload
 
 
+def _since(always: str, **later: str) -> Mapping[str, str]:
+    """The first version that runs each family: "" for those that `always` ran."""
+    return dict.fromkeys(always.split(), "") | later
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
     """One engine. Paths are `module:name`, loaded by `load` when they are needed."""
@@ -65,7 +70,7 @@ class EngineFacts:
 
     # -- which drafters it runs
     # first version known to run each
-    families: Mapping[str, str] = field(default_factory=lambda: {"independent": ""}, hash=False)
+    families: Mapping[str, str] = field(default_factory=lambda: _since("independent"), hash=False)
     # what is known to go wrong with its schedules, and what it has instead
     schedule_doubt: str = ""
     # first version that chooses step by step which draft tokens it verifies, and of which families
@@ -77,6 +82,8 @@ class EngineFacts:
     unscheduled: frozenset[str] = frozenset()
     # (most layers, states) by family
     head_limits: Mapping[str, tuple[int, int | None]] = field(default_factory=dict, hash=False)
+    # by a target's type: families that its class there has no interface for, as of `version`
+    unread: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     # writes a trimmed head's logits into rows of the whole vocabulary before choosing
     scattered_head: bool = False
 
@@ -145,21 +152,30 @@ class EngineFacts:
                 " the draft on one device"
             ) from error
 
-    def lacks(self, family: str, version: str | None = None) -> str:
-        """Why it does not run drafters of a family; "" where it does. `version` None: the
-        newest."""
+    def lacks(self, family: str, version: str | None = None, target: str = "") -> str:
+        """Why it does not run drafters of a family; "" where it does. `version` None: the newest;
+        `target`: its model_type, "" for any."""
         since = self.families.get(family)
         if since is None:
             able = ", ".join(row.title for row in ENGINES.values() if family in row.families)
-            return f"{self.title} does not run {family} drafters" + (
-                f"; use {able}" if able else ""
-            )
+            return f"{self.title} does not run {family} drafters; use {able}"
         if since and version is not None and Version(version) < Version(since):
             return (
                 f"{self.title} {version} is not known to run {family} drafters: use"
                 f" --engine-version {since} or later"
             )
-        return ""
+        if family not in (lost := self.unread.get(target, ())):
+            return ""
+        able = "".join(
+            f", or {name} in {row.title}"
+            for row in ENGINES.values()
+            for name in lost
+            if row.unread and name in row.families.keys() - row.unread.get(target, ())
+        )
+        return (
+            f"{self.title}'s class of {target} targets (as of {self.version}) has no interface for"
+            f" {', '.join(lost)}; use independent drafts or n-grams{able}"
+        )
 
     def unscheduled_words(self, family: str) -> str:
         """Why it takes no gamma by batch size for a family; "" where it does."""
@@ -167,27 +183,24 @@ class EngineFacts:
             return ""
         return f"{self.title} takes one gamma for {family} drafters, whatever the batch size"
 
-    def serves(self, version: str | None = None) -> tuple[str, ...]:
-        return tuple(family for family in self.families if not self.lacks(family, version))
-
     def check_drafter(
-        self, drafter: Drafter, tensor_parallel: int, version: str | None = None, name: str = ""
+        self,
+        drafter: Drafter,
+        tensor_parallel: int,
+        version: str | None = None,
+        name: str = "",
+        target: str = "",
     ) -> None:
         """Raise ArchsearchError, with what to do, where it does not run such a drafter, or cannot
         shard it."""
-        if self.name and (why := self.lacks(drafter.family, version)):
+        if self.name and (why := self.lacks(drafter.family, version, target)):
             raise ArchsearchError(why)
         layers, states = self.head_limits.get(drafter.family, (None, None))
-        if layers is not None and drafter.architecture.num_hidden_layers > layers:
-            found = drafter.architecture.num_hidden_layers
-            raise InvalidShapeError(
-                f"{self.title} runs an {drafter.title} of {layers} layer, not of {found}"
-            )
-        if states is not None and drafter.states_read != states:
-            raise InvalidShapeError(
-                f"{self.title} runs an {drafter.title} on {states} hidden states, not on"
-                f" {drafter.states_read}"
-            )
+        runs, deep = f"{self.title} runs an {drafter.title}", drafter.architecture.num_hidden_layers
+        if layers is not None and deep > layers:
+            raise InvalidShapeError(f"{runs} of {layers} layer, not of {deep}")
+        if states not in (None, read := drafter.states_read):
+            raise InvalidShapeError(f"{runs} on {states} hidden states, not on {read}")
         if drafter.sharded is not None:
             self.check_draft(drafter.sharded, tensor_parallel, name)
 
@@ -240,18 +253,10 @@ _ROWS: Final = (
         # arctic-inference; model runner V2 of 0.32 and later has its own on the GPU, which pads
         # every slot (docs v0.32.0). DFlash: in none of February 2026 (pull request 34014), in 0.19
         # (vllm-ascend, pull request 7307).
-        families={
-            "independent": "",
-            "eagle3": "",
-            "eagle": "",
-            "mtp": "",
-            "medusa": "",
-            "ngram": "",
-            "suffix": "0.12",
-            "peagle": "0.16",
-            "pard": "0.16",
-            "dflash": "0.19",
-        },
+        families=_since(
+            "independent eagle3 eagle mtp medusa ngram",
+            **{"suffix": "0.12", "peagle": "0.16", "pard": "0.16", "dflash": "0.19"},
+        ),
         schedule_doubt=(
             "num_speculative_tokens_per_batch_size counts prefills in the batch, runs the drafter"
             " at 0 too, and has been seen to collapse under load (vLLM issue 49548): measure it"
@@ -268,6 +273,10 @@ _ROWS: Final = (
         # num_speculative_tokens_per_batch_size: Medusa and suffix assert one number, parallel
         # drafting reshapes by a fixed one
         unscheduled=frozenset({"medusa", "suffix", "peagle", "pard"}),
+        # SupportsEagle3 (model_executor/models; extract_hidden_states needs it too), nor in 0.33;
+        # EAGLE-1 looks for model.embed_tokens (v1/spec_decode/llm_base_proposer.py)
+        unread=dict.fromkeys(("gemma3_text", "glm4_moe", "mixtral"), ("eagle3", "peagle", "dflash"))
+        | {"opt": ("eagle3", "eagle", "peagle", "dflash")},
         scattered_head=True,  # compute_logits of llama_eagle3.py
     ),
     EngineFacts(
@@ -280,7 +289,7 @@ _ROWS: Final = (
         batches=True,  # continuous batching; it has neither synthetic acceptance nor a schedule
         # prompt lookup runs, but reports no rounds (extended_perf_metrics is None)
         confirms=("independent", "eagle3"),
-        families={"independent": "", "eagle3": "", "dflash": "", "ngram": ""},  # prompt_lookup=True
+        families=_since("independent eagle3 dflash ngram"),  # prompt_lookup=True
         shortest_ngram=1,
         head_limits={"eagle3": (1, 3)},
     ),
@@ -295,14 +304,10 @@ _ROWS: Final = (
         export="archsearch.export.engines:sglang",
         # --speculative-algorithm STANDALONE, EAGLE3, EAGLE, NEXTN, NGRAM, DFLASH; no P-EAGLE or
         # PARD found
-        families={
-            "independent": "",
-            "eagle3": "",
-            "eagle": "",
-            "mtp": "",
-            "ngram": "",
-            "dflash": "0.5.9",
-        },
+        families=_since("independent eagle3 eagle mtp ngram", dflash="0.5.9"),
+        # set_eagle3_, set_dflash_layers_to_capture, get_embed_and_head (srt/models)
+        unread=dict.fromkeys(("gemma3_text", "glm4_moe", "llama4_text", "qwen2"), ("dflash",))
+        | dict.fromkeys(("mixtral", "opt"), ("eagle3", "eagle", "dflash")),
     ),
     EngineFacts(
         name="tensorrt-llm",
@@ -318,14 +323,7 @@ _ROWS: Final = (
         sharded_draft=True,
         export="archsearch.export.engines:tensorrt_llm",
         # DraftTarget-, Eagle3-, MTP-, NGram-, PARD-, DFlashDecodingConfig
-        families={
-            "independent": "",
-            "eagle3": "",
-            "mtp": "",
-            "ngram": "",
-            "pard": "1.3",
-            "dflash": "1.3",
-        },
+        families=_since("independent eagle3 mtp ngram", pard="1.3", dflash="1.3"),
     ),
     EngineFacts(
         name="llama.cpp",
@@ -341,14 +339,8 @@ _ROWS: Final = (
         drops_unsure=True,  # --spec-draft-p-min
         export="archsearch.export.engines:llama_cpp",
         gguf=True,
-        families={
-            "independent": "",
-            "eagle3": "",
-            "dflash": "",
-            "mtp": "",
-            "ngram": "",
-            "chain": "",
-        },  # --spec-type draft-*, ngram-*, several with commas
+        # --spec-type draft-*, ngram-*, several with commas
+        families=_since("independent eagle3 dflash mtp ngram chain"),
         head_limits={"eagle3": (1, None)},
     ),
     EngineFacts(
@@ -362,8 +354,8 @@ _ROWS: Final = (
     ),
 )
 
-ENGINES: Final[dict[str, EngineFacts]] = {row.name: row for row in _ROWS}
-"""The engines by name. A new engine is one row here, and the code that its paths name."""
+ENGINES: Final = {row.name: row for row in _ROWS}
+"""The engines by name; docs/engines.md says how to add one."""
 
 
 def engine_facts(name: str | None) -> EngineFacts:
@@ -394,6 +386,11 @@ def runnable_engine(name: str) -> EngineFacts:
 def engines_that(can: Callable[[EngineFacts], bool]) -> tuple[str, ...]:
     """Names of the engines that archsearch runs and that `can`."""
     return tuple(name for name, row in ENGINES.items() if row.make and can(row))
+
+
+def names_of(can: Callable[[EngineFacts], bool]) -> str:
+    """The same as a choice: `vllm or openvino`."""
+    return " or ".join(engines_that(can))
 
 
 def has_recipe(row: EngineFacts) -> bool:

@@ -143,9 +143,10 @@ class RoundCosts:
         factor, std = host_speed(host)
         names = [name for name in COSTS if name.startswith("host")]
         names += ["host_scatter", "ungraphed_layer", "ragged_layer", "waits"]
-        changes: dict[str, Any] = {f"{name}_s": getattr(self, f"{name}_s") for name in names}
-        changes = {name: known.times(factor) for name, known in changes.items()}
-        return replace(self, machine_std=std, **changes)
+        slower: dict[str, Any] = {
+            f"{name}_s": getattr(self, f"{name}_s").times(factor) for name in names
+        }
+        return replace(self, machine_std=std, **slower)
 
     def first_pass_tokens(self, gamma: int) -> int:
         """Tokens per sequence that the draft's first pass of a round reads."""

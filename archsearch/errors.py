@@ -44,25 +44,14 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-EXTRAS = {
-    name: "torch"
-    for name in (
-        "torch",
-        "transformers",
-        "accelerate",
-        "gguf",
-        "safetensors",
-        "tokenizers",
-        "huggingface_hub",
-    )
-}
+OF_TORCH = "torch transformers accelerate gguf safetensors tokenizers huggingface_hub".split()
+"""What the extra `torch` installs."""
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
     """What to install where a package of an extra is missing, in one line; None for any other
     module, which is a bug."""
     package = (error.name or "").partition(".")[0]
-    extra = EXTRAS.get(package)
-    if extra is None:
+    if package not in OF_TORCH:
         return None
-    return f'this needs {package}, which is not installed; run: pip install "archsearch[{extra}]"'
+    return f'this needs {package}, which is not installed; run: pip install "archsearch[torch]"'

@@ -41,12 +41,11 @@ def locked(handle: IO[Any], *, wait: bool = False) -> bool:
     return True
 
 
-OTHER_FOLDER: Final = "free space or choose another folder"
 OLD: Final = "old"
 
 
 @contextmanager
-def writing(what: object, advice: str = OTHER_FOLDER) -> Iterator[None]:
+def writing(what: object, advice: str = "free space or choose another folder") -> Iterator[None]:
     """An OSError of the block as an ArchsearchError: `what` cannot be written, and `advice`."""
     try:
         yield

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, get_args
 
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import N
+from archsearch.records import as_data
 
 Kind = Literal["exists", "nothing", "training"]
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
@@ -61,11 +62,8 @@ class Needs:
             return {"kind": self.kind, "hub_id": self.hub_id}
         if self.kind == "nothing":
             return {"kind": self.kind}
-        rest = {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if field.name != "hub_id"
-        }
+        rest = as_data(self)
+        del rest["hub_id"]
         return rest | {"gpu_hours": self.gpu_hours}
 
     @classmethod

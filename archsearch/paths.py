@@ -7,19 +7,14 @@ from pathlib import Path
 from typing import Final
 
 STORAGE_VARIABLE: Final = "ARCHSEARCH_STORAGE"  # the storage's URL, where others must not see it
-_PACKAGE = Path(__file__).resolve().parent
+PACKAGE: Final = Path(__file__).resolve().parent
 
 
 def data_dir(name: str) -> Path:
     """The shipped folder `name` (profiles, search_spaces): inside the wheel, or beside the package
     in a checkout."""
-    installed = _PACKAGE / "_data" / name
-    return installed if installed.is_dir() else _PACKAGE.parent / name
-
-
-def package_dir() -> Path:
-    """The folder of the package itself."""
-    return _PACKAGE
+    installed = PACKAGE / "_data" / name
+    return installed if installed.is_dir() else PACKAGE.parent / name
 
 
 def shown(path: Path) -> Path:

@@ -401,7 +401,6 @@ SHAPES: Final[Mapping[str, type[RowShape]]] = {
     "drafted": DraftedShape,
     "round": RoundShape,
 }
-"""What the rows of WHOLE_KINDS are about."""
 
 
 _DEVICE_SIZES: Final = ("last_level_cache_bytes", "memory_bytes", "multiprocessors")

@@ -21,6 +21,7 @@ not known are passed over. What else does not fit is one line with the field's p
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
@@ -32,7 +33,6 @@ from typing import (
     Final,
     Literal,
     NamedTuple,
-    NewType,
     TypeVar,
     Union,
     get_args,
@@ -63,8 +63,6 @@ class Stored:
     above: float | None = None
 
 
-Endless = NewType("Endless", float)
-"""A number that may be infinite or none at all, as in results that are only shown."""
 Inline = Annotated[_T, Stored(inline=True)]
 Maybe = Annotated[_T | None, Stored(omit=True)]
 Share = Annotated[float, Stored(low=0.0, high=1.0)]
@@ -116,10 +114,9 @@ def from_data(kind: Callable[..., _T], data: Any, *, known_only: bool = False) -
     where `known_only`."""
     try:
         fields = _is_record(kind) and kind is not Estimate
-        made: _T = _of_fields(kind, data, known_only) if fields else _decode(kind, data)
+        return _of_fields(kind, data, known_only) if fields else _decode(kind, data)
     except WRONG_SHAPE as error:
         raise Misfit.at("", error) from error
-    return made
 
 
 def save(path: Path, record: object) -> None:
@@ -135,7 +132,7 @@ def load(path: Path, what: str, kind: Callable[..., _T]) -> _T | None:
     try:
         data = files.read_json(path, what)
         function = isinstance(kind, types.MethodType | types.FunctionType)
-        made: _T = kind(data) if function else _decode(kind, data)
+        return kind(data) if function else _decode(kind, data)
     except ArchsearchError as error:
         if str(path) in str(error):
             raise
@@ -144,7 +141,6 @@ def load(path: Path, what: str, kind: Callable[..., _T]) -> _T | None:
     except WRONG_SHAPE as error:
         words = f"{type(error).__name__}: {error}"
         raise ArchsearchError(f"{what} {path} is not what archsearch writes ({words})") from error
-    return made
 
 
 def load_or_note(path: Path, what: str, kind: Callable[..., _T], problems: list[str]) -> _T | None:
@@ -187,6 +183,8 @@ def encoded(value: object) -> Any:
         return {str(key): encoded(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [encoded(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON has no infinity
     return str(value) if isinstance(value, Path) else value
 
 
@@ -299,7 +297,6 @@ _PLAIN: Final[Mapping[object, tuple[str, Callable[[object], bool]]]] = {
     bool: ("true or false", lambda data: isinstance(data, bool)),
     int: ("a whole number", lambda data: type(data) is int),
     float: ("a finite number", is_number),
-    Endless: ("a number", lambda data: isinstance(data, int | float)),
     str: ("text", lambda data: isinstance(data, str)),
     Path: ("a path", lambda data: isinstance(data, str)),
     dict: ("an object", lambda data: isinstance(data, dict)),

@@ -129,33 +129,21 @@ def merged(points: Sequence[SchedulePoint], kept: int = 0) -> list[tuple[int, in
     Nothing is drafted where that is best, and nowhere else; at batch size `kept` the best gamma
     stays.
     """
-    found: list[tuple[int, int]] = []
-    held: list[SchedulePoint] = []
-    able: set[int] = set()
-
-    def close() -> None:
-        best = max(
-            able,
-            key=lambda gamma: math.fsum(
-                _gain(point, gamma) / _gain(point, point.gamma) for point in held
-            ),
-        )
-        found.extend((point.batch_size, best) for point in held)
-
+    ranges: list[tuple[list[SchedulePoint], set[int]]] = []  # points, the gammas that do for all
     for point in points:
-        least = (1.0 - MERGED_WITHIN) * _gain(point, point.gamma)
-        here = {
-            gamma for gamma in point.by_gamma if _gain(point, gamma) >= least and point.gamma
-        } | {point.gamma}
-        if point.batch_size == kept:
-            here = {point.gamma}
-        if held and not able & here:
-            close()
-            held = []
-        able = able & here if held else here
-        held.append(point)
-    if held:
-        close()
+        able = {point.gamma}
+        if point.gamma and point.batch_size != kept:
+            least = (1.0 - MERGED_WITHIN) * _gain(point, point.gamma)
+            able = {gamma for gamma in point.by_gamma if _gain(point, gamma) >= least} | able
+        if ranges and (both := ranges[-1][1] & able):
+            ranges[-1] = ([*ranges[-1][0], point], both)
+        else:
+            ranges.append(([point], able))
+    found = []
+    for held, able in ranges:
+        gains = {g: math.fsum(_gain(p, g) / _gain(p, p.gamma) for p in held) for g in able}
+        best = max(gains, key=gains.__getitem__)
+        found += [(point.batch_size, best) for point in held]
     return found
 
 
@@ -174,12 +162,9 @@ def schedule_from_points(points: Sequence[tuple[int, int]]) -> Ranges:
     if not points or points[0][0] != 1:
         raise ArchsearchError(f"a schedule begins at batch size 1, got {list(points)}")
     ranges: list[tuple[int, int, int]] = []
-    first = 1
-    for number, (batch, gamma) in enumerate(points):
-        following = points[number + 1][0] if number + 1 < len(points) else None
-        last = batch if following is None else max(batch, int((batch * following) ** 0.5))
-        if following is not None and last >= following:
-            last = following - 1
+    first, batch_end = 1, points[-1][0] + 1
+    for (batch, gamma), (following, _) in zip(points, [*points[1:], (batch_end, 0)], strict=True):
+        last = min(max(batch, int((batch * following) ** 0.5)), following - 1)
         if ranges and ranges[-1][2] == gamma:
             ranges[-1] = (ranges[-1][0], last, gamma)
         else:

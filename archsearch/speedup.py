@@ -381,9 +381,8 @@ def alpha_interval(alpha: Estimate) -> tuple[float, float]:
     where alpha is near them. At the ends of that range themselves the logit says nothing, and alpha
     is taken as normal."""
     if clamped(alpha.value) != alpha.value:
-        return max(alpha.value - QUANTILE_95 * alpha.std, 0.0), min(
-            alpha.value + QUANTILE_95 * alpha.std, 1.0
-        )
+        spread = QUANTILE_95 * alpha.std
+        return max(alpha.value - spread, 0.0), min(alpha.value + spread, 1.0)
     level, std = logit(alpha.value), logit_std(alpha)
     low, high = (sigmoid(level + sign * QUANTILE_95 * std) for sign in (-1.0, 1.0))
     return min(low, alpha.value), max(high, alpha.value)

@@ -3,6 +3,7 @@ sampling."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
@@ -64,18 +65,17 @@ Mode = Literal["eager", "graph"]
 MODES: Final[tuple[Mode, ...]] = ("eager", "graph")
 
 
-def dtype_name(text: str) -> str:
-    """The canonical (torch) name of a dtype; accepts `bf16`, `F16`, ... Raises ArchsearchError for
-    an unknown one.
+def dtype_name(text: str, formats: Collection[str] = ()) -> str:
+    """The canonical (torch) name of a dtype, or one of `formats`; accepts `bf16`, `F16`, ... Raises
+    ArchsearchError for an unknown one.
 
     >>> dtype_name("bf16"), dtype_name("Q4_K_M")
     ('bfloat16', 'q4_k_m')
     """
     name = DTYPE_ALIASES.get(text.lower(), text.lower())
-    if name not in DTYPE_BYTES:
-        raise ArchsearchError(
-            f"unknown dtype {text!r}; use one of {', '.join([*DTYPE_BYTES, *DTYPE_ALIASES])}"
-        )
+    if name not in DTYPE_BYTES and name not in formats:
+        known = ", ".join([*DTYPE_BYTES, *DTYPE_ALIASES, *formats])
+        raise ArchsearchError(f"unknown dtype {text!r}; use one of {known}")
     return name
 
 
@@ -86,14 +86,7 @@ def served_name(text: str) -> str:
     >>> served_name("nvfp4"), served_name("fp8")
     ('nvfp4', 'float8_e4m3fn')
     """
-    if text.lower() in WEIGHT_BYTES:
-        return text.lower()
-    try:
-        return dtype_name(text)
-    except ArchsearchError:
-        formats = [name for name in WEIGHT_BYTES if name not in DTYPE_BYTES]
-        known = ", ".join([*DTYPE_BYTES, *DTYPE_ALIASES, *formats])
-        raise ArchsearchError(f"unknown dtype {text!r}; use one of {known}") from None
+    return dtype_name(text, [name for name in WEIGHT_BYTES if name not in DTYPE_BYTES])
 
 
 @dataclass(frozen=True, slots=True)

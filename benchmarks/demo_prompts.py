@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Final
 
 from archsearch.files import write_text
-from archsearch.paths import package_dir
+from archsearch.paths import PACKAGE
 
-TRAIN_FILE: Final = package_dir() / "demo" / "train_prompts.jsonl"
-HELDOUT_FILE: Final = package_dir() / "demo" / "heldout_prompts.jsonl"
+TRAIN_FILE: Final = PACKAGE / "demo" / "train_prompts.jsonl"
+HELDOUT_FILE: Final = PACKAGE / "demo" / "heldout_prompts.jsonl"
 TRAIN_COUNT: Final = 1500
 HELDOUT_COUNT: Final = 60
 SEED: Final = 2024

@@ -9,6 +9,7 @@ import pytest
 
 from archsearch.acceptance.estimator import GivenAcceptance
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.hf_config import FAMILIES, READ_ONLY
 from archsearch.drafters.models import Independent
 from archsearch.engine_facts import (
     ENGINES,
@@ -133,6 +134,15 @@ def test_a_version_before_a_family_was_there_does_not_run_it() -> None:
     assert not vllm.lacks("dflash", "0.25") and "0.19 or later" in vllm.lacks("dflash", "0.10.0")
     assert not vllm.lacks("suffix", "0.12.0") and "0.12 or later" in vllm.lacks("suffix", "0.11.0")
     assert "49548" in vllm.schedule_doubt and "enable_adaptive_verification" in vllm.schedule_doubt
+
+
+@pytest.mark.parametrize("row", ENGINES.values(), ids=lambda row: row.name)
+def test_targets_without_an_interface_for_heads_are_of_known_types(row: EngineFacts) -> None:
+    assert row.unread.keys() <= FAMILIES.keys() | READ_ONLY.keys()
+    for kind, lost in row.unread.items():
+        assert set(lost) <= row.families.keys()
+        assert all(row.lacks(name, target=kind) and not row.lacks(name) for name in lost)
+        assert not row.lacks("independent", target=kind)
 
 
 def test_n_grams_are_as_the_engine_looks_them_up() -> None:

@@ -40,12 +40,7 @@ def layer_windows(
     ]
 
 
-@lru_cache(maxsize=4096)
-def counted_windows(
-    window_pattern: str, sliding_window: int | None, num_layers: int
-) -> Mapping[int | None, int]:
-    """How many layers have each window of `layer_windows`."""
-    return Counter(layer_windows(window_pattern, sliding_window, num_layers))
+_counted_windows = lru_cache(maxsize=4096)(lambda *shape: Counter(layer_windows(*shape)))
 
 
 _DENSE_TYPES: Final = {"qwen3_moe": "qwen3"}
@@ -234,7 +229,7 @@ class Architecture:
 
     def layers_by_window(self) -> Mapping[int | None, int]:
         """How many layers have each window, None for full attention."""
-        return counted_windows(self.window_pattern, self.sliding_window, self.num_hidden_layers)
+        return _counted_windows(self.window_pattern, self.sliding_window, self.num_hidden_layers)
 
     def replace(self, **changes: Any) -> Architecture:
         """The same shape with some fields changed. Raises InvalidShapeError for what no model can
@@ -301,27 +296,18 @@ class Architecture:
         >>> Architecture(576, 1536, 2, 9, 3, 64, 49152, draft_vocab_size=8192).label()
         '2x576 ffn1536 9h/3kv64 head8192'
         """
-        window = (
-            f" {self.window_pattern}{self.sliding_window}" if "S" in self.window_pattern else ""
-        )
-        head = f" head{self.head_rows}" + ("t" if self.tie_word_embeddings else "")
-        return (
-            f"{self.num_hidden_layers}x{self.hidden_size} {self._ffn_label()}"
-            f" {self._heads_label()}{window}{head}"
-        )
-
-    def _ffn_label(self) -> str:
-        if not self.num_experts:
-            return f"ffn{self.intermediate_size}"
-        shared = f"+{self.shared_expert_size}" if self.shared_expert_size else ""
-        return (
-            f"moe{self.num_experts_per_tok}/{self.num_experts}x{self.moe_intermediate_size}{shared}"
-        )
-
-    def _heads_label(self) -> str:
+        ffn, cached = f"ffn{self.intermediate_size}", f"{self.num_key_value_heads}kv{self.head_dim}"
+        if self.num_experts:
+            ffn = f"moe{self.num_experts_per_tok}/{self.num_experts}x{self.moe_intermediate_size}"
+            ffn += f"+{self.shared_expert_size}" if self.shared_expert_size else ""
         if self.kv_lora_rank:
-            return f"{self.num_attention_heads}h/mla{self.kv_lora_rank}+{self.qk_rope_head_dim}"
-        return f"{self.num_attention_heads}h/{self.num_key_value_heads}kv{self.head_dim}"
+            cached = f"mla{self.kv_lora_rank}+{self.qk_rope_head_dim}"
+        window = self.window_pattern
+        window = f" {window}{self.sliding_window}" if "S" in window else ""
+        return (
+            f"{self.num_hidden_layers}x{self.hidden_size} {ffn} {self.num_attention_heads}h/"
+            f"{cached}{window} head{self.head_rows}{'t' if self.tie_word_embeddings else ''}"
+        )
 
 
 def _later_fields() -> dict[str, object]:

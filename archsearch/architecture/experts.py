@@ -67,7 +67,7 @@ def popularity(experts: int, per_token: int, skew: float) -> tuple[float, ...]:
     if skew < 0:
         raise InvalidShapeError(f"routing skew must be 0 (uniform) or more, got {skew}")
     if per_token >= experts or not skew:
-        return (per_token / experts,) * experts if per_token < experts else (1.0,) * experts
+        return (min(per_token / experts, 1.0),) * experts
     weights = [rank**-skew for rank in range(1, experts + 1)]
 
     def chosen(pace: float) -> list[float]:

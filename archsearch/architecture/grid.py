@@ -27,13 +27,13 @@ BODY_FIELDS: Final = (
 ).split()
 
 
-class Sizes(np.ndarray):  # type: ignore[type-arg]
+class Sizes(np.ndarray):
     """Whole numbers as the sizes of an op, which is counted by its sizes: equal where all are."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash((self.shape, self.tobytes()))
 
-    def __eq__(self, other: object) -> bool:  # type: ignore[override]
+    def __eq__(self, other: object) -> bool:
         return isinstance(other, np.ndarray) and np.array_equal(np.asarray(self), np.asarray(other))
 
 

@@ -46,7 +46,7 @@ _MISTRAL: Final = _Family(
     "MistralForCausalLM", 8, max_position_embeddings=131072, sliding_window=4096
 )
 _QWEN2: Final = _Family("Qwen2ForCausalLM", 32, max_position_embeddings=32768, sliding_window=4096)
-FAMILIES: Final[dict[str, _Family]] = {
+FAMILIES: Final = {
     "llama": _Family("LlamaForCausalLM"),
     "mistral": _MISTRAL,
     "ministral": replace(_MISTRAL, causal_lm="MinistralForCausalLM"),
@@ -60,7 +60,7 @@ SIDE_FILES: Final = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
 }
-READ_ONLY: Final[dict[str, _Family]] = {
+READ_ONLY: Final = {
     "mixtral": _Family(num_key_value_heads=8, max_position_embeddings=131072),
     "qwen3_moe": _Family(num_key_value_heads=4, head_dim=128, max_position_embeddings=32768),
     "gpt_oss": _Family(num_key_value_heads=8, head_dim=64, max_position_embeddings=131072),
@@ -91,26 +91,22 @@ def from_hf_config(config: Config) -> Architecture:
     check_fields(config)
     config = text_config(config)
     check_fields(config)
-    if config.get("model_type") in SAME_AS:
-        config = {**config, "model_type": SAME_AS[str(config["model_type"])]}
-    model_type = config.get("model_type")
-    if model_type in READ_ONLY:
-        return quantised(
-            config, _skewed(ours, extend(config, _from_rotary(config, str(model_type))))
+    given = config.get("model_type")
+    model_type = SAME_AS.get(str(given), str(given))
+    config = {**config, "model_type": model_type}
+    if model_type in NOT_MODELLED:
+        raise InvalidShapeError(
+            f"model_type {model_type!r} has {NOT_MODELLED[model_type]}, which is not modelled"
         )
-    if model_type not in FAMILIES:
-        if model_type in NOT_MODELLED:
-            raise InvalidShapeError(
-                f"model_type {model_type!r} has {NOT_MODELLED[str(model_type)]}, which is not"
-                " modelled"
-            )
+    if model_type not in FAMILIES | READ_ONLY:
         known = ", ".join([*FAMILIES, *READ_ONLY, *SAME_AS])
         raise InvalidShapeError(
-            f"model_type {short(model_type)} is not supported; use a model of one of {known}"
+            f"model_type {short(given)} is not supported; use a model of one of {known}"
         )
-    return quantised(
-        config, _from_opt(config) if model_type == "opt" else _from_rotary(config, str(model_type))
-    )
+    arch = _from_opt(config) if model_type == "opt" else _from_rotary(config, model_type)
+    if model_type in READ_ONLY:
+        arch = _skewed(ours, extend(config, arch))
+    return quantised(config, arch)
 
 
 def _skewed(ours: object, arch: Architecture) -> Architecture:
@@ -158,7 +154,6 @@ def _from_rotary(config: Config, model_type: str) -> Architecture:
     kv_heads = config.get("num_key_value_heads", family.num_key_value_heads)
     head_dim = config.get("head_dim", family.head_dim)
     windows = _windows(config, model_type, layers)
-    pattern = minimal_pattern(windows)
     all_biases = model_type in ("llama", "qwen3", "qwen3_moe") and bool(
         config.get("attention_bias", False)
     )
@@ -175,7 +170,7 @@ def _from_rotary(config: Config, model_type: str) -> Architecture:
         attention_output_bias=all_biases,
         mlp_bias=model_type == "llama" and bool(config.get("mlp_bias", False)),
         qk_norm=model_type == "qwen3",
-        window_pattern=pattern,
+        window_pattern=minimal_pattern(windows),
         sliding_window=next((window for window in windows if window), None),
         max_position_embeddings=config.get(
             "max_position_embeddings", family.max_position_embeddings

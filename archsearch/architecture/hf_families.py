@@ -105,18 +105,12 @@ def _compressed(quantisation: Config) -> str:
         if not isinstance(weights, Mapping):
             continue
         bits: Any = weights.get("num_bits")
-        group_size: Any = weights.get("group_size")
-        floats = weights.get("type") == "float"
-        if floats and bits == 4:
-            found.add({16: "nvfp4", 32: "mxfp4"}.get(group_size, "4-bit floats"))
+        size: Any = weights.get("group_size")
+        if weights.get("type") != "float":
+            found.add(_INTEGERS.get(bits, f"{bits} bits"))
         else:
-            found.add(
-                FP8
-                if floats and bits == 8
-                else f"{bits}-bit floats"
-                if floats
-                else _INTEGERS.get(bits, f"{bits} bits")
-            )
+            narrow = {16: "nvfp4", 32: "mxfp4"}.get(size) if bits == 4 else None
+            found.add(narrow or (FP8 if bits == 8 else f"{bits}-bit floats"))
     if len(found) == 1:
         return found.pop()
     if found:
@@ -219,10 +213,9 @@ def class_defaults(model_type: str) -> Config:
     try:
         from transformers import CONFIG_MAPPING
 
-        found: Config = CONFIG_MAPPING[model_type]().to_dict()
+        return CONFIG_MAPPING[model_type]().to_dict()
     except (ImportError, KeyError):
         return {}
-    return found
 
 
 def extend(config: Config, base: Architecture) -> Architecture:
@@ -283,9 +276,10 @@ def _pattern(config: Config, base: Architecture, window: int, period: int) -> di
     return {"window_pattern": letters[:layers], "sliding_window": window}
 
 
-def _mixture(config: Config, columns: int, *names: str) -> dict[str, int]:
-    """Routed experts of `columns` each, whose number is one of `names`; shared experts and plain
-    layers before them as DeepSeek's config has them, where it does."""
+def _mixture(config: Config, *names: str, columns: int = 0) -> dict[str, int]:
+    """Routed experts of `columns` each (0: as the config says), whose number is one of `names`;
+    shared experts and plain layers before them as DeepSeek's config has them, where it does."""
+    columns = columns or required(config, "moe_intermediate_size")
     return {
         "num_experts": required(config, *names),
         "num_experts_per_tok": required(config, "num_experts_per_tok", "experts_per_token"),
@@ -298,16 +292,14 @@ def _mixture(config: Config, columns: int, *names: str) -> dict[str, int]:
 def _qwen3_moe(config: Config, base: Architecture) -> Architecture:
     _only(config, "decoder_sparse_step", (1,))
     _only(config, "mlp_only_layers", ([], None))
-    columns = required(config, "moe_intermediate_size")
-    mixture = _mixture(config, columns, "num_experts", "num_local_experts")
-    return base.replace(**mixture, qk_norm=True)
+    return base.replace(**_mixture(config, "num_experts", "num_local_experts"), qk_norm=True)
 
 
 def _gpt_oss(config: Config, base: Architecture) -> Architecture:
     """Biases everywhere, a sink a head, every other layer (the first among them) with a window."""
     biases = bool(config.get("attention_bias", True))
     return base.replace(
-        **_mixture(config, base.intermediate_size, "num_local_experts", "num_experts"),
+        **_mixture(config, "num_local_experts", "num_experts", columns=base.intermediate_size),
         attention_bias=biases,
         attention_output_bias=biases,
         mlp_bias=True,
@@ -327,7 +319,7 @@ def _llama4(config: Config, base: Architecture) -> Architecture:
     listed = config.get("moe_layers")
     step = required({"interleave_moe_layer_step": 1, **config}, "interleave_moe_layer_step")
     with_experts = len(listed) if isinstance(listed, list) and listed else layers // step
-    mixture = _mixture(config, columns, "num_local_experts")
+    mixture = _mixture(config, "num_local_experts", columns=columns)
     mixture |= {"shared_expert_size": columns, "first_dense_layers": layers - with_experts}
     return base.replace(
         **mixture,
@@ -338,10 +330,9 @@ def _llama4(config: Config, base: Architecture) -> Architecture:
 
 def _deepseek(config: Config, base: Architecture) -> Architecture:
     _only(config, "moe_layer_freq", (1,))
-    columns, nope = required(config, "moe_intermediate_size"), required(config, "qk_nope_head_dim")
-    rope = required(config, "qk_rope_head_dim")
+    nope, rope = required(config, "qk_nope_head_dim"), required(config, "qk_rope_head_dim")
     return base.replace(
-        **_mixture(config, columns, "n_routed_experts", "num_local_experts"),
+        **_mixture(config, "n_routed_experts", "num_local_experts"),
         head_dim=nope + rope,
         num_key_value_heads=base.num_attention_heads,
         q_lora_rank=int(config.get("q_lora_rank") or 0),
@@ -354,9 +345,8 @@ def _deepseek(config: Config, base: Architecture) -> Architecture:
 def _glm4_moe(config: Config, base: Architecture) -> Architecture:
     """GLM-4.5 and GLM-4.5-Air: plain attention with biases on queries, keys and values; DeepSeek's
     experts beside it."""
-    columns = required(config, "moe_intermediate_size")
     return base.replace(
-        **_mixture(config, columns, "n_routed_experts", "num_local_experts"),
+        **_mixture(config, "n_routed_experts", "num_local_experts"),
         attention_bias=bool(config.get("attention_bias", False)),
         qk_norm=bool(config.get("use_qk_norm", False)),
     )
@@ -379,7 +369,7 @@ def _phi3(config: Config, base: Architecture) -> Architecture:
 
 _READERS: Final[dict[str, Callable[[Config, Architecture], Architecture]]] = {
     "mixtral": lambda config, base: base.replace(
-        **_mixture(config, base.intermediate_size, "num_local_experts")
+        **_mixture(config, "num_local_experts", columns=base.intermediate_size)
     ),
     "qwen3_moe": _qwen3_moe,
     "gpt_oss": _gpt_oss,

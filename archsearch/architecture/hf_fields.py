@@ -54,7 +54,7 @@ def short(value: object) -> str:
 
 def is_whole(value: object, low: int, high: int = MOST) -> bool:
     """Whether `value` is an integer of `low` to `high`; True and False are none."""
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    return type(value) is int and low <= value <= high
 
 
 def check_types(types: Mapping[str, str], data: Mapping[str, Any], most: int = MOST) -> None:

@@ -1,10 +1,6 @@
 """The kinds of ops: for each one row with all that sweep, latency model, roofline and profile
-reading must know of it.
-
-A new kernel is a frozen dataclass with its sizes, a function that makes the call to time, and a row
-here (or `OP_KINDS["its kind"] = OpKind(...)` from a module of its own). What a network runs stays
-with `archsearch.architecture.ops`.
-"""
+reading must know of it (docs/architecture.md, "Add a kernel"; a module of its own may set
+`OP_KINDS["its kind"]` too)."""
 
 from __future__ import annotations
 
@@ -122,7 +118,7 @@ def row_sizes(op: Op) -> dict[str, object]:
 
 
 KERNELS: Final = "archsearch.profiling.kernels"
-OP_KINDS: Final[dict[str, OpKind]] = {
+OP_KINDS: Final = {
     "gemm": OpKind(
         Gemm,
         _gemm_base,

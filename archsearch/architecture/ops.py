@@ -8,8 +8,9 @@ to add up; the two cannot drift apart.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.experts import ROUTING_SKEW, busiest_rank, expert_layout
@@ -209,21 +210,15 @@ class PassOps:
 
     def all_reduces(self) -> int:
         """How often the ranks wait for one another."""
-        return sum(
-            count
-            for counts in (self.in_layers, self.outside)
-            for op, count in counts.items()
-            if isinstance(op, AllReduce)
-        )
+        return sum(count for op, count in self._counts() if isinstance(op, AllReduce))
 
     def weight_elements(self) -> int:
         """Weights that the pass reads from memory, per rank."""
-        return sum(
-            count * op.weight_elements()
-            for counts in (self.in_layers, self.outside)
-            for op, count in counts.items()
-            if isinstance(op, Gemm | Experts | LatentAttention)
-        )
+        reads = Gemm | Experts | LatentAttention
+        return sum(n * op.weight_elements() for op, n in self._counts() if isinstance(op, reads))
+
+    def _counts(self) -> Iterable[tuple[Op, int]]:
+        return chain(self.in_layers.items(), self.outside.items())
 
 
 def shard_size(size: int, ranks: int, what: str) -> int:

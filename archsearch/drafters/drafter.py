@@ -1,10 +1,9 @@
 """`Drafter`: whatever proposes tokens to a target, as a value.
 
-A drafter knows its family, its network, and what it costs: `plan` says what one round runs (a first
-pass over the rows that the target has verified, further passes of one row a sequence, time on the
-host), `parameters` and `kv_bytes_per_token` what it holds. Latency models price a plan, the
-acceptance table answers for `acceptance`, `engine_rounds` for `rounds`: none of them asks for the
-family. A family is one class, listed in `archsearch.drafters.registry`.
+A drafter knows its family, its network, and what it costs: `plan` says what one round runs,
+`parameters` and `kv_bytes_per_token` what it holds. Latency models price a plan, the acceptance
+table answers for `acceptance`, `engine_rounds` for `rounds`: none of them asks for the family. A
+family is one class, listed in `archsearch.drafters.registry`.
 """
 
 from __future__ import annotations

@@ -480,10 +480,9 @@ class Medusa(Drafter):
         over them); no cache."""
         width, vocabulary = self.architecture.hidden_size, self.architecture.vocab_size
         m = rows.batch
-        ops: Counter[Op] = Counter()
-        ops[Gemm(m, width, width)] += self.residual * rows.gamma
-        ops[Elementwise("act", m * width)] += self.residual * rows.gamma
-        ops[Elementwise("add", m * width)] += self.residual * rows.gamma
+        small = (Elementwise(name, m * width) for name in ("act", "add"))
+        layer: list[Op] = [Gemm(m, width, width), *small]
+        ops = Counter(dict.fromkeys(layer, self.residual * rows.gamma))
         ops[Gemm(m, -(-vocabulary // rows.ranks), width)] += rows.gamma
         if rows.ranks > 1:
             # the gather of logits, as in `ops.head_ops`

@@ -18,20 +18,16 @@ from archsearch.drafters.models import Pard
 from archsearch.errors import ArchsearchError, InvalidShapeError
 
 FAMILY_OF: Final = {  # by architectures[0] or speculators_model_type
+    **{name: name for name in ("eagle3", "eagle", "peagle", "dflash", "medusa")},
     "LlamaForCausalLMEagle3": "eagle3",
     "Eagle3LlamaForCausalLM": "eagle3",
     "Eagle3Speculator": "eagle3",
-    "eagle3": "eagle3",
     "EagleLlamaForCausalLM": "eagle",
     "EagleSpeculator": "eagle",
-    "eagle": "eagle",
     "PEagleSpeculator": "peagle",
-    "peagle": "peagle",
     "DFlashDraftModel": "dflash",
     "DFlashSpeculator": "dflash",
-    "dflash": "dflash",
     "MedusaModel": "medusa",
-    "medusa": "medusa",
 }
 MASK_FIELDS: Final = ("ptd_token_id", "pard_token", "mask_token_id")
 """Fields of the id of a mask token (vLLM 0.32, `_init_parallel_drafting_params`): such a drafter
@@ -109,19 +105,16 @@ def _decoder(config: Config) -> Architecture:
 
 def layer_ids(config: Config) -> tuple[int, ...]:
     """The target's layers that it reads, where the config says so; InvalidShapeError for others."""
-    places = (config, config.get("eagle_config") or {}, config.get("dflash_config") or {})
+    places = (config, config.get("eagle_config"), config.get("dflash_config"))
     names = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
-    for place in places:
-        for name in names:
-            if not isinstance(place, Mapping) or not place.get(name):
-                continue
-            ids = place[name]
-            if not isinstance(ids, list | tuple) or not all(type(each) is int for each in ids):
-                raise InvalidShapeError(
-                    f"{name} must be a list of numbers of the target's layers, got {ids!r}"
-                )
-            return tuple(ids)
-    return ()
+    known = [place for place in places if isinstance(place, Mapping)]
+    given = ((name, place.get(name)) for place in known for name in names)
+    name, ids = next((each for each in given if each[1]), ("", ()))
+    if not isinstance(ids, list | tuple) or not all(type(each) is int for each in ids):
+        raise InvalidShapeError(
+            f"{name} must be a list of numbers of the target's layers, got {ids!r}"
+        )
+    return tuple(ids)
 
 
 def _feature(made: type[FeatureDrafter]) -> Callable[[Config, Architecture], Drafter]:

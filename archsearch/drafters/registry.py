@@ -1,5 +1,5 @@
-"""The families by name. A new one is a class and a line here, a space in search_spaces/, and the
-engines that run it in `engine_facts`. And the published drafters of a target, as values."""
+"""The families by name (docs/architecture.md, "Add a family of drafters"; a space in
+search_spaces/ besides), and the published drafters of a target, as values."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Heads on the target's hidden states, trained on a run's texts: beside the finalists, one folder a
-family.
-
-heads/<family>/  weights as engines load them, training.json, chains.npz, checkpoint/
-"""
+family (docs/files.md)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,5 @@
-"""The texts of a run: what the target wrote for its prompts, in folders of the run.
-
-text/     greedy answers to the training prompts, with hidden states; bfloat16 if faster
-plain/    plain text with the target's states, where a file was given
-heldout/  answers to the held-out prompts: one half measures acceptance, the other confirms
-
-Further text, where there was time for it, in the folders that `drafts.growth` names.
-"""
+"""The texts of a run: what the target wrote for its prompts, in folders of the run (docs/files.md),
+of which `drafts.growth` fills those of further text."""
 
 from __future__ import annotations
 
@@ -21,12 +15,7 @@ from archsearch.progress import ProgressLine, say
 from archsearch.records import load, save
 from archsearch.text.prompt_files import read_texts
 from archsearch.text.prompt_set import PromptSet, answer_faults, prompt_faults
-from archsearch.text.prompts import (
-    EncodedPrompt,
-    Prompt,
-    encode_prompts,
-    prompt_limit,
-)
+from archsearch.text.prompts import EncodedPrompt, Prompt, encode_prompts, prompt_limit
 from archsearch.text.settings import Writing
 from archsearch.training.settings import HELDOUT_SEQUENCES
 

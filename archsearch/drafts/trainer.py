@@ -290,17 +290,12 @@ def choose_finalists(ranked: Sequence[Score], count: int) -> list[Score]:
 
     What a prior is least sure of is depth against width.
     """
-    chosen: list[Score] = []
-    for distinct in (True, False):
-        for score in ranked:
-            if len(chosen) >= count:
-                return chosen
-            depths = {other.architecture.num_hidden_layers for other in chosen}
-            if score not in chosen and not (
-                distinct and score.architecture.num_hidden_layers in depths
-            ):
-                chosen.append(score)
-    return chosen
+    best = {score.architecture.num_hidden_layers: score for score in reversed(ranked)}
+
+    def second(score: Score) -> bool:
+        return best[score.architecture.num_hidden_layers] is not score
+
+    return sorted(ranked, key=second)[:count]
 
 
 def _look(point: CurvePoint, result: DistillResult) -> dict[str, object]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 from archsearch.acceptance.chain import ChainRule
 from archsearch.acceptance.lookup import Ngram, Suffix
 from archsearch.drafters.read import family_of_config
-from archsearch.engine_facts import EngineFacts, engines_that
+from archsearch.engine_facts import EngineFacts, names_of
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
 from archsearch.schedule import Ranges, check_schedule, largest_gamma
@@ -331,7 +331,7 @@ def check_family(
         )
     family = drafter_family(draft)
     if family not in facts.confirms:
-        others = " or ".join(engines_that(lambda row: family in row.confirms)) or "another drafter"
+        others = names_of(lambda row: family in row.confirms) or "another drafter"
         raise ArchsearchError(
             f"{facts.title} is not started with {family} drafters here, only with"
             f" {', '.join(facts.confirms)}; use {others}"

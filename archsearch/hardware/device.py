@@ -55,6 +55,11 @@ class Device:
     unverified: tuple[str, ...] = ()
     note: str = ""
 
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is a CPU; else it is a GPU."""
+        return self.kind == "cpu"
+
     def peak_flops_per_s(self, dtype: str) -> float:
         """Peak for `dtype` (any alias); ArchsearchError names what the device supports."""
         name = dtype_name(dtype)

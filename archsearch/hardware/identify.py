@@ -486,7 +486,7 @@ def check_claim(name: str, threads: int | None = None) -> Device:
     Raises ArchsearchError that says what was claimed, what is here, and which `--gpu` fits.
     """
     claimed = resolve_device(name, threads)
-    if claimed.kind == "cpu":
+    if claimed.is_cpu:
         return claimed
     gpus = visible_gpus()
     if any(matches(claimed, gpu) for gpu in gpus):
@@ -521,7 +521,7 @@ def how_to_add(gpu: VisibleGpu) -> str:
     """What to write where, so that archsearch knows `gpu`: half a sentence."""
     known = {device.name: device.key for device in devices().values()}
     (nearest,) = difflib.get_close_matches(gpu.name, known, n=1, cutoff=0.0)
-    key = re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-")
+    key = _slug(gpu.name)
     return (
         f"write devices/{key}.yaml in this folder (a copy of"
         f" hardware/devices/{known[nearest]}.yaml of the package) with key: {key}, name:"

@@ -46,7 +46,6 @@ PACKAGE: Final = "aiconfigurator-core"
 PACKAGE_VERSIONS: Final = ("0.12.0",)
 INSTALL: Final = 'pip install "archsearch[aiconfigurator]"'
 LICENCE: Final = "Apache-2.0"
-COPYRIGHT: Final = "Copyright (c) 2025-2026 NVIDIA CORPORATION & AFFILIATES"
 SOURCE: Final = "https://github.com/ai-dynamo/aiconfigurator"
 FRAMEWORKS: Final = {"vllm": "vLLM", "trtllm": "TensorRT-LLM", "sglang": "SGLang"}
 
@@ -76,7 +75,6 @@ BAD_SHARE: Final = 0.1  # with more unusable rows than this a file is refused
 # a product of one token slower than this times the same one of 2 to 16 tokens was disturbed ...
 SLOW_START: Final = 1.1
 SLOW_SHARE: Final = 0.5  # ... where more than this share of a table's matrices is so
-SLOW_WORDS: Final = "one token, disturbed"
 SPIKE: Final = 1.5  # an all-reduce slower than this times both neighbouring sizes was disturbed
 
 HOW: Final = (
@@ -117,7 +115,7 @@ class Provenance:
     device_name: str
     system: str
     licence: str = LICENCE
-    copyright: str = COPYRIGHT
+    copyright: str = "Copyright (c) 2025-2026 NVIDIA CORPORATION & AFFILIATES"
     url: str = SOURCE
     changes: str = (
         "milliseconds to seconds, sizes renamed, rows chosen as in rows_kept and rows_ignored"
@@ -361,7 +359,8 @@ def without_slow_starts(table: Table) -> Table:
         for size, times in asked.items()
         if times[1] > SLOW_START * statistics.median(times[m] for m in times if m > 1)
     }
-    return table if len(slow) <= SLOW_SHARE * len(asked) else table.without(slow, SLOW_WORDS)
+    few = len(slow) <= SLOW_SHARE * len(asked)
+    return table if few else table.without(slow, "one token, disturbed")
 
 
 def static_scales(table: Table, device: Device) -> Table:
@@ -480,7 +479,7 @@ def read_latent(path: Path, device: Device, dtype: str, compact: bool) -> Table:
     return _collect(path, rows, sizes, lambda row: (experts.latent_of(row), "graph"), "step")
 
 
-READERS: Final[Mapping[str, tuple[str, str, Callable[[Path, Device, str, bool], Table]]]] = {
+READERS: Final = {
     "gemm": ("gemm", "gemm_perf.parquet", read_gemm),
     "decode": ("attention", "generation_attention_perf.parquet", read_attention),
     "context": ("attention", "context_attention_perf.parquet", read_attention),

@@ -54,7 +54,7 @@ class RooflineLatency(DraftPasses):
         self.facts = engine_facts(engine)
         device.peak_flops_per_s(dtype)  # refuses a dtype that the device lacks
         self._known: dict[tuple[Architecture, Part, int], Estimate]
-        if device.kind == "gpu" and engine is not None:
+        if not device.is_cpu and engine is not None:
             self.rounds = rounds or engine_rounds(engine)
         self._take_wait()
 
@@ -106,7 +106,7 @@ class RooflineLatency(DraftPasses):
         value = sum(count * priced(op, price) for op, count in counts)
         if self.mode == "graph":
             return value + self.wait.value * sync_waits(ops.all_reduces(), ops.ranks)
-        if self.device.kind != "gpu":
+        if self.device.is_cpu:
             return value
         known = constants()["eager"]  # the host launches (published, see constants.yaml)
         host = known["pass_s"] + ops.layers * known["layer_s"]

@@ -82,9 +82,8 @@ def build_draft(
     state is left alone.
 
     `draft_token_ids`: the tokens a trimmed head keeps (default 0..n-1). `config_fields` (token ids,
-    rms_norm_eps, rope_parameters) go into the config. Every weight is written: untouched zero pages
-    share one physical page and time falsely. Raises ArchsearchError where token ids and head rows
-    differ in number.
+    rms_norm_eps, rope_parameters) go into the config. Raises ArchsearchError where token ids and
+    head rows differ in number.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -110,7 +109,6 @@ def build_draft(
 
 
 def _set_head(model: PreTrainedModel, head: nn.Module) -> None:
-    """Put an untied head in place."""
     model.lm_head = head
     model.config.tie_word_embeddings = False
     model.all_tied_weights_keys = {}

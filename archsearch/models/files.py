@@ -81,9 +81,8 @@ UNTRAINED: Final = {
 def head_family_of(name: str) -> HeadFamily:
     """The family called `name`, where heads of it can be trained here; else ArchsearchError with
     the reason."""
-    for family in HEAD_FAMILIES:
-        if name == family:
-            return family
+    if name in HEAD_FAMILIES:
+        return name
     reason = UNTRAINED.get(name, f"drafters of family {name!r} cannot be trained here")
     raise ArchsearchError(f"{reason}; --family takes independent, {', '.join(HEAD_FAMILIES)}")
 

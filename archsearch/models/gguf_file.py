@@ -79,10 +79,8 @@ def read_gguf(path: Path) -> GgufModel:
 
     try:
         reader = gguf.GGUFReader(path)
-        fields: dict[str, Any] = {}
-        for key, field in reader.fields.items():
-            if not key.startswith("tokenizer."):
-                fields[key] = field.contents()
+        plain = (key for key in reader.fields if not key.startswith("tokenizer."))
+        fields: dict[str, Any] = {key: reader.fields[key].contents() for key in plain}
         kind = str(fields["general.architecture"])
         if kind not in _FAMILIES.values():
             known = ", ".join(dict.fromkeys(_FAMILIES.values()))
@@ -216,8 +214,9 @@ def write_gguf(
                 if head:
                     common = name.replace("midlayer.", "layers.0.")
                     common = f"model.{common}" if common.startswith("layers.") else common
-                known = _HEAD_NAMES.get(common) if head else None
-                mapped = known or names.get_name(common, try_suffixes=(".weight", ".bias"))
+                mapped = _HEAD_NAMES.get(common) or names.get_name(
+                    common, try_suffixes=(".weight", ".bias")
+                )
                 if mapped is None:
                     raise ArchsearchError(
                         f"GGUF has no name for tensor {name} of {draft_folder}; {CONVERTER}"

@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
@@ -183,7 +183,7 @@ def load_checked(
                 f"the weights of {what} in {source} are broken: {len(found)} of its tensors {how},"
                 f" {min(map(str, found))} for one; get the checkpoint again"
             )
-    return cast("PreTrainedModel", model)
+    return model
 
 
 def harmless(name: str, model: PreTrainedModel) -> bool:

@@ -1,9 +1,5 @@
 """The commands as functions: what the command line parses for and a notebook calls. Each does one
-job and returns a record.
-
-profile -> search -> finalists (train, measure) -> confirm -> export. Feedback between them passes
-through files.
-"""
+job and returns a record."""
 
 from archsearch.pipeline.confirm import LoadRequest, confirm_load, confirm_rank
 from archsearch.pipeline.estimate import estimate_drafts

@@ -27,12 +27,7 @@ from archsearch.models.files import has_tokenizer, has_weights, is_gguf
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.paths import cache_dir
 from archsearch.pipeline.latency import choose_latency, served_target
-from archsearch.pipeline.untrained import (
-    Untrained,
-    exit_shape,
-    lookup_figures,
-    untrained,
-)
+from archsearch.pipeline.untrained import Untrained, exit_shape, lookup_figures, untrained
 from archsearch.progress import ProgressLine
 from archsearch.records import WRONG_SHAPE, save
 from archsearch.report.terminal.acceptance import (
@@ -67,13 +62,13 @@ MAX_GAMMA: Final = 8
 class AcceptanceRequest:
     """What `archsearch acceptance` was asked.
 
-    `prompts` None: the held-out prompts that ship with archsearch. `top_p` counts where
+    `prompts` None: those held out that ship with archsearch. `top_p` counts where
     `asked.temperature` is above 0. `domain` None: `narrow`, as prompts of one kind are, or `chat`
-    where nothing is measured. `training`: how the draft was trained; None: as is known of it.
-    `trained_tokens`: on so many of the target's text (None: by its record). `tau`: published tokens
-    a round at `gamma`, instead of a measurement. `dtype`: of target and draft while they are
-    compared. `explain`: also the prior's terms; alone where the draft is a shape without weights. A
-    device or profile in `asked`: also the modelled speed-up, at the context that the texts have.
+    where nothing is measured. `training`: how the draft was trained, `trained_tokens`: on so many
+    of the target's text (None: as is known of it). `tau`: published tokens a round at `gamma`,
+    instead of a measurement. `dtype`: of target and draft while they are compared. `explain`: also
+    the prior's terms; alone where the draft is a shape without weights. A device or profile in
+    `asked`: also the modelled speed-up.
     """
 
     target: str
@@ -109,8 +104,8 @@ class AcceptanceRequest:
     def priced(
         self, target: TargetRef, context_len: int
     ) -> tuple[Prices, Scorer] | tuple[None, None]:
-        """What prices speed-ups, at the context that the texts have, and where its latencies come
-        from; nothing where nobody asked."""
+        """What prices speed-ups, at the texts' context, and where its latencies come from; nothing
+        where nobody asked."""
         if self.asked.gpu is None and self.asked.profile is None:
             return None, None
         served = served_target(target, self.asked).architecture
@@ -126,8 +121,7 @@ class AcceptanceRequest:
 @dataclass(frozen=True)
 class DraftRef:
     """A draft that was found but not loaded. `ref` None: nothing but a config.json. `at_hand`: its
-    weights lie on this machine, or were asked for by their hub id; a catalogue name may still have
-    some on the hub."""
+    weights lie here, or were asked for by hub id; of a catalogue name some may be on the hub."""
 
     name: str
     architecture: Architecture
@@ -155,11 +149,8 @@ def find_draft(name: str) -> DraftRef:
 
 def measure_acceptance(request: AcceptanceRequest) -> DraftAcceptance:
     """alpha, acceptance by position and tau at gamma 1..8 of a draft, on text that the target
-    writes for the prompts; also written to `request.output`.
-
-    Raises ArchsearchError: a target or draft without weights, tokenizers that differ, prompts that
-    are too short, answers too short for a single round.
-    """
+    writes for the prompts; also written to `request.output`. Raises ArchsearchError for models
+    without weights, tokenizers that differ, prompts or answers that are too short."""
     request.check()
     target, kind = resolve_target(request.target), untrained(request.draft)
     if kind is not None and request.tau is not None:
@@ -175,8 +166,8 @@ def measure_acceptance(request: AcceptanceRequest) -> DraftAcceptance:
 
 
 def measure_draft(request: AcceptanceRequest, target: TargetRef) -> DraftAcceptance:
-    """What a draft model does on the text that the target writes for the prompts, or what is
-    published of it; with `explain` also the prior's terms."""
+    """`measure_acceptance` of a draft model, or what is published of it; with `explain` also the
+    prior's terms."""
     draft = find_draft(request.draft)
     measures = request.tau is None and (draft.at_hand or not request.explain)
     domain = request.domain or ("narrow" if measures else "chat")
@@ -207,12 +198,9 @@ def measure_draft(request: AcceptanceRequest, target: TargetRef) -> DraftAccepta
 def measure_untrained(
     request: AcceptanceRequest, target: TargetRef, kind: Untrained
 ) -> DraftAcceptance:
-    """What a drafter that nobody trains does on the text that the target writes for the prompts.
-
-    N-gram lookup and suffix decoding are replayed on the text alone; early exit takes one pass of
-    the target. Raises ArchsearchError as `measure_acceptance`, and for options that are for models
-    only.
-    """
+    """`measure_acceptance` of a drafter that nobody trains: lookup is replayed on the text alone,
+    early exit takes one pass of the target. Raises ArchsearchError as that does, and for options
+    that are for models only."""
     if request.explain or request.trace is not None:
         raise ArchsearchError(
             f"--draft {request.draft} is no model: leave --explain and --trace out"
@@ -244,7 +232,6 @@ def measure_untrained(
 
 
 def _exit(trace: Trace, layer: int, scorer: Scorer | None) -> Measured:
-    """What leaving the target after a layer does, with its best gamma where it is priced."""
     found = measured(trace)
     if scorer is None:
         return found
@@ -258,11 +245,8 @@ def _exit(trace: Trace, layer: int, scorer: Scorer | None) -> Measured:
 def record(
     request: AcceptanceRequest, target: TargetRef, draft: DraftRef
 ) -> tuple[Trace, list[str], int]:
-    """The trace of the draft over the target's text, notes for the user, and the mean number of
-    tokens in the KV cache.
-
-    Raises MissingDataError for a draft without weights.
-    """
+    """The trace of the draft over the target's text, notes for the user, and the mean tokens in the
+    KV cache. Raises MissingDataError for a draft without weights."""
     if not draft.has_weights or draft.ref is None:
         raise MissingDataError(
             f"draft {draft.name!r} has no weights to measure; give a folder with model.safetensors"
@@ -298,8 +282,7 @@ def _mean_context(texts: TextCache) -> int:
 
 
 def _check_tokens(tokenizer: Any, target: TargetRef, draft: TargetRef) -> list[str]:
-    """Raise for a draft whose token ids are not the target's; a difference in padding rows alone is
-    a note."""
+    """Raise for a draft whose token ids are not the target's; padding rows alone are a note."""
     from archsearch.models.load import check_tokenizer, load_tokenizer
 
     ours, theirs = target.architecture.vocab_size, draft.architecture.vocab_size
@@ -331,7 +314,7 @@ def _prompts(request: AcceptanceRequest) -> tuple[list[Prompt], str]:
 
 def _seen_words(file: Path | None, folder: Path | None) -> str | None:
     """How many prompts of a file the run of a draft's folder trained or chose it on; None where
-    that is none, or not known."""
+    nobody knows."""
     if file is None or folder is None:
         return None
     try:
@@ -348,11 +331,7 @@ def written_text(
     request: AcceptanceRequest, target: TargetRef, tokenizer: Any, prompts: Sequence[Prompt]
 ) -> tuple[TextCache, list[int], list[str]]:
     """(text of the target, ids that end an answer, notes): from the cache, or written now and kept
-    there.
-
-    The cache (by default in the user's) is found by what the target is (name, files), so a second
-    draft needs no target at all.
-    """
+    there, by what the target is (name, files): a second draft needs no target at all."""
     from archsearch.models.load import load_target
     from archsearch.text.cache import TextCache
     from archsearch.text.generate import eos_ids, generate_text
@@ -431,7 +410,6 @@ def measured(trace: Trace, price: Price | None = None) -> Measured:
 
 
 def _figures(trace: Trace, price: Price | None) -> Figures:
-    """At gamma 1 to MAX_GAMMA, as far as texts are long enough."""
     rounds = replays(MAX_GAMMA, partial(replay_tau, trace))
     resampled = alpha_resampled(trace)
     alpha, taus = resampled.estimate(), {g: each.estimate() for g, each in rounds.items()}

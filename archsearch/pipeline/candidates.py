@@ -43,20 +43,13 @@ def served(session: SearchSession, score: Score, model: str) -> dict[str, object
     return vllm_drafter_config(score.proposer, model, *how)
 
 
-COPIED_TO_RANK = (
-    *DRAFT_FILES,
-    *TOKENIZER_FILES,
-    "generation_config.json",
-    "trace.npz",
-    "training.json",
-)
-
-
 def copy_draft(source: Path, destination: Path, gamma: int) -> None:
-    """Copy the files of a draft folder, each by rename, weights last. Gamma is written where
-    transformers reads it: generation_config.json."""
+    """Copy the files of a draft folder, each by rename, weights last; gamma goes where transformers
+    reads it (generation_config.json)."""
     (destination / WEIGHTS_FILE).unlink(missing_ok=True)
-    for name in sorted(COPIED_TO_RANK, key=lambda name: name == WEIGHTS_FILE):
+    more = ("generation_config.json", "trace.npz", "training.json")
+    names = (*DRAFT_FILES, *TOKENIZER_FILES, *more)
+    for name in sorted(names, key=lambda name: name == WEIGHTS_FILE):
         if (source / name).is_file():
             with atomic_path(destination / name) as temporary:
                 shutil.copyfile(source / name, temporary)
@@ -65,19 +58,9 @@ def copy_draft(source: Path, destination: Path, gamma: int) -> None:
     write_json(path, {**current, **gamma_settings(gamma)})
 
 
-def serving_ranks(run: Run) -> int:
-    """Devices the target is served on: as asked, else the fewest that hold it."""
-    asked = run.arguments.get("tensor_parallel")
-    if asked:
-        return int(asked)
-    if run.on_cpu:
-        return 1
-    return SearchSession.reopen(run.path).scorer.workload.tensor_parallel
-
-
 def write_report(run: Run, session: SearchSession | None = None) -> Path:
     """report.html of a run, and curves.json, which it draws, where its scores have changed.
-    `session`: the run's own, where there is one at hand."""
+    `session`: the run's own, if at hand."""
     from archsearch.pipeline.curves import renew_curves
 
     renew_curves(run, session)

@@ -2,8 +2,7 @@
 chosen by the joint replay of both on held-out text (`acceptance.chain`).
 
 A round in which the lookup drafts n tokens is priced as a lookup's over n + 1 rows, any other as
-the draft's own of as many tokens as it drafts there. The other order would be the draft alone,
-which has something to propose everywhere.
+the draft's own. In the other order the draft would always have something to propose.
 """
 
 from __future__ import annotations
@@ -107,8 +106,8 @@ class Replays:
         return best if gain.value > SURE * gain.std else None
 
     def stopping_words(self) -> str:
-        """What the draft gains by stopping when unsure; "" for nothing. The best of many rules on
-        the text that it is chosen on: an upper end, until an engine measures it."""
+        """What the draft gains by stopping when unsure; "" for nothing. Chosen on the same text: an
+        upper end, until an engine measures it."""
         if (stops := self.stopping) is None:
             return ""
         gain = stops.gain(self.fixed)
@@ -151,7 +150,7 @@ class Replays:
         return name, halves[name]
 
     def words(self, chain: Replayed) -> str:
-        """What a chain gains over its better half, by replay of the text that chose both."""
+        """What a chain gains over its better half, by the same replay."""
         name, half = self.half()
         gain, share = chain.gain(half), sum(chain.replay.found) / chain.replay.rounds
         return (
@@ -161,26 +160,25 @@ class Replays:
         )
 
     def score(self, found: Replayed, scorer: Scorer | None = None) -> Score:
-        """The score of a rule, by another scorer than that which chose it where one is given. The
-        std of its speed-up holds the spread of its rate over texts."""
+        """The score of a rule, by the scorer that chose it or another. The std of its speed-up
+        holds the spread of its rate over texts."""
         scorer, rule, tau = scorer or self.scorer, found.rule, found.replay.tau
         times = replace(self, scorer=scorer)._rounds(rule, found.replay)
         shape, longest, lookup = self.draft.architecture, rule.longest, found.lookup
-        drafter = shape if lookup is None else Chain(shape, lookup.shortest, lookup.longest)
-        if isinstance(drafter, Chain):
-            drafter = replace(drafter, found=rule.found, gamma=rule.gamma, least=rule.least)
+        own = (rule.found, rule.gamma, rule.least)
+        drafter = shape if lookup is None else Chain(shape, lookup.shortest, lookup.longest, *own)
         draft_s, verify_s, round_s = (
             _mean(found.replay.shares, [getattr(each, name) for each in times])
             for name in ("draft_s", "verify_s", "round_s")
         )
         spread = replace(tau, std=tau.value * found.rate.std / found.rate.value)
-        own = (scorer.decode_s, round_s, verify_s, scorer.target_correlation)
+        parts = (scorer.decode_s, round_s, verify_s, scorer.target_correlation)
         return replace(
             scorer.measured(drafter, self.draft.alpha, {longest: tau}, gammas=[longest]),
             draft_s=draft_s,
             verify_s=verify_s,
             round_s=round_s,
-            speedup=speculation.speedup_estimate(spread, *own),
+            speedup=speculation.speedup_estimate(spread, *parts),
             tpot_s=speculation.tpot_estimate(spread, round_s),
             break_even_alpha=None,
             host_s=None,
@@ -217,7 +215,6 @@ class Replays:
 
     @property
     def _plain(self) -> RoundTime:
-        """A plain step, where nothing is drafted."""
         return summed(_NOTHING, self.scorer.decode_s, _NOTHING)
 
     def _rounds(self, rule: ChainRule, replay: ChainReplay) -> list[RoundTime]:
@@ -227,7 +224,6 @@ class Replays:
         lookup = NGram(target, share=1.0)
 
         def read_s(tokens: int) -> float:
-            """The draft's pass over so many tokens."""
             return latency.verify_s(shape, workload, tokens - 1).value
 
         def found(count: int) -> RoundTime:
@@ -260,6 +256,5 @@ def _mean(shares: np.ndarray, parts: Sequence[Estimate]) -> Estimate:
 
 
 def _longer(time: RoundTime, seconds: float) -> RoundTime:
-    """A round whose draft takes so much more."""
     draft, whole = (replace(e, value=e.value + seconds) for e in (time.draft_s, time.round_s))
     return replace(time, draft_s=draft, round_s=whole)

@@ -1,10 +1,8 @@
-"""`archsearch compare`: what differs between runs, and why another draft won there: one condition
-swapped at a time.
+"""`archsearch compare`: what differs between runs, and why another draft won there.
 
 Of two runs of one target the winner of each is priced under the conditions of both, and under those
-of the first with one of the second's in place of its own (device, engine, mode, batch size, ...).
-How far one winner leads the other is given by term (tokens a round, drafting, verification, what
-the engine adds); the terms add up.
+of the first with one of the second's in place of its own (device, engine, ...). How far one leads
+is given by term; the terms add up.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from archsearch.errors import ArchsearchError
 from archsearch.pipeline.candidates import write_report
@@ -47,9 +45,8 @@ hold each."""
 
 
 ALSO_ASKED: Final = (
-    *("families", "space", "trials", "max_gamma", "host", "routing_skew"),
-    *("memory_fraction", "draft_tensor_parallel"),
-)
+    "families space trials max_gamma host routing_skew memory_fraction draft_tensor_parallel"
+).split()
 """Of a run's arguments, what else changes its answer."""
 
 
@@ -90,7 +87,7 @@ class _Opened:
         return opened
 
     def conditions(self) -> dict[str, str]:
-        """What the run was asked and what was chosen for it, in words."""
+        """What was asked and chosen, in words."""
         asked, profile, session = self.run.arguments, self.run.profile, self.session
         engine = self.score.engine or asked.get("engine") or "transformers"
         ranks = session.scorer.workload.tensor_parallel if session else asked.get("tensor_parallel")
@@ -121,11 +118,8 @@ class _Opened:
 
 
 def compare_runs(paths: Sequence[Path]) -> Comparison:
-    """Runs side by side, and the first against each of the others.
-
-    Raises ArchsearchError for fewer than two, for one that is no run, and for one whose search has
-    not finished.
-    """
+    """Runs side by side, and the first against each of the others. Raises ArchsearchError for fewer
+    than two, and for one whose search has not finished."""
     if len(paths) < 2:
         raise ArchsearchError("compare needs two runs or more: archsearch compare runs/a runs/b")
     for path in paths:
@@ -138,11 +132,12 @@ def compare_runs(paths: Sequence[Path]) -> Comparison:
     found = [item.conditions() for item in opened]
     every = dict.fromkeys(name for each in found for name in each)
     conditions = {name: tuple(each.get(name, "") for each in found) for name in every}
-    both = [
-        {name: (values[0], values[number]) for name, values in conditions.items()}
-        for number in range(len(opened))
-    ]
-    pairs = tuple(_pair(opened[0], *each) for each in zip(opened[1:], both[1:], strict=True))
+    pairs = tuple(
+        _pair(
+            opened[0], other, {name: (all_[0], all_[number]) for name, all_ in conditions.items()}
+        )
+        for number, other in enumerate(opened[1:], start=1)
+    )
     notes = tuple(
         f"{item.name} cannot be priced any more: {item.why}" for item in opened if item.why
     )
@@ -158,7 +153,7 @@ def write_into_report(path: Path, found: Comparison) -> None:
 
 
 def _pair(first: _Opened, second: _Opened, values: Mapping[str, tuple[str, str]]) -> Pair:
-    """Two runs, of which `values` are the conditions."""
+    """`values`: their conditions."""
     names = first.name, second.name
     if first.score.proposer == second.score.proposer:
         return Pair(*names, True)
@@ -191,19 +186,15 @@ def _lead(scorer: Scorer, first: _Opened, second: _Opened) -> Lead:
 
 
 def _swap(first: _Opened, second: _Opened, factor: str, values: tuple[str, str]) -> Swap:
-    """The first run's conditions with `factor` as it was in the second."""
+    """The first run with `factor` as it was in the second."""
     assert first.session is not None and second.session is not None
     asked = replace(first.asked, **{name: getattr(second.asked, name) for name in FACTORS[factor]})
     if factor == "device" and asked.profile is None and second.asked.gpu is None:
         asked = replace(asked, gpu=second.session.source.device.key)
-    request, theirs = first.session.request, second.session.request
-    prior_of = first
-    if factor == "domain":
-        request = replace(request, domain=theirs.domain)
-    elif factor == "acceptance":
-        request, prior_of = replace(request, alpha=theirs.alpha), second
-    elif factor == "workload":
-        request = replace(request, mix=theirs.mix)
+    request, prior_of = first.session.request, second if factor == "acceptance" else first
+    if own := {"domain": "domain", "acceptance": "alpha", "workload": "mix"}.get(factor):
+        theirs: Any = getattr(second.session.request, own)
+        request = replace(request, **{own: theirs})
     try:
         scorer = _scorer(first.session, request, asked, prior_of.run.path)
         return Swap(factor, *values, _lead(scorer, first, second))
@@ -214,7 +205,6 @@ def _swap(first: _Opened, second: _Opened, factor: str, values: tuple[str, str])
 def _scorer(
     session: SearchSession, request: SearchRequest, asked: WorkloadRequest, prior_of: Path
 ) -> Scorer:
-    """The scorer of a session under other conditions."""
     target, mix = served_target(session.target, asked), request.mix
     source, workload = choose_latency(asked, target.architecture, request.kind)
     longest = asked.context_len + request.answer_tokens if mix is None else mix.longest

@@ -1,9 +1,8 @@
 """`archsearch confirm`: a candidate in a real engine beside its prediction, term by term.
 
-By prompt, one request at a time: every prompt runs with and without the draft, back to back. Under
-load, several requests in flight and medians over interleaved repeats; a draft without weights runs
-with random ones and synthetic acceptance at the predicted rates, so that a shape is proved before
-it is trained.
+By prompt: every prompt runs with and without the draft, back to back. Under load, several requests
+in flight and medians over interleaved repeats; without weights at synthetic acceptance of the
+predicted rates: a shape is proved before it is trained.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,7 +42,6 @@ from archsearch.pipeline.chains import Replays
 from archsearch.pipeline.engine_ways import write_engines
 from archsearch.pipeline.families import check_independent
 from archsearch.pipeline.in_engine import (
-    PARTIAL_FILE,
     Bench,
     EngineChoice,
     at_pace,
@@ -80,69 +79,60 @@ from archsearch.text.prompts import read_prompts
 from archsearch.traffic.curve import speedup_when_off
 from archsearch.workload import GGUF_DTYPES
 
-UNDECIDED_FILE: Final = "undecided-{engine}.json"
-SLOWER_FILE: Final = "slower-{engine}.json"
 RIVAL_GAMMAS: Final = (1, 3, 5)
 STOPPING: Final = "stopping"  # of the draft that stops where unsure
 USUAL_COUNT: Final = 24  # prompts
 CLOSE, MOST_CLOSE = 0.03, 2  # how far below the best a gamma may be predicted, how many
 
 
-def _check_rank(bench: Bench, score: Score) -> None:
-    """Raise ArchsearchError where a rank's family is confirmed by its name."""
-    able = engines_that(lambda row: score.family in row.confirms)
-    engine = bench.name if bench.name in able else next(iter(able), bench.name)
-    check_independent(score, "confirm", bench.session.run.path, f" --engine {engine}")
-
-
 @dataclass(frozen=True)
-class _Case:
-    """A candidate, the engine that it runs in, and what predicts it there."""
+class _Case(Bench):
+    """The bench of a candidate."""
 
-    bench: Bench
-    score: Score
-    folder: Path
-    scorer: Scorer
-    latency_words: str
+    rank: int = 1
 
-    @classmethod
-    def of(cls, bench: Bench, rank: int, **asked: Any) -> _Case:
-        """Raises ArchsearchError for what the engine cannot (`asked`: see `check_choice`). Loads
-        nothing."""
-        run, name = bench.session.run, bench.name
-        score = run.score(rank)
-        _check_rank(bench, score)
-        check_choice(bench.choice, name, **asked)
-        scorer, words = bench.scorer
-        engine_facts(name).check_draft(score.architecture, scorer.workload.tensor_parallel)
-        bench = replace(bench, largest=score.architecture)
-        return cls(bench, score, run.best_dir(rank), scorer, words)
+    @cached_property
+    def score(self) -> Score:
+        return self.session.run.score(self.rank)
 
     @property
-    def session(self) -> SearchSession:
-        return self.bench.session
+    def folder(self) -> Path:
+        return self.session.run.best_dir(self.rank)
 
     @property
     def shape(self) -> Architecture:
         return self.score.architecture
 
-    @property
-    def dtype(self) -> str:
-        return self.bench.dtype
+    def check_family(self) -> None:
+        """Raise ArchsearchError where the rank's family is confirmed by its name."""
+        able = engines_that(lambda row: self.score.family in row.confirms)
+        engine = self.name if self.name in able else next(iter(able), self.name)
+        check_independent(self.score, "confirm", self.session.run.path, f" --engine {engine}")
 
-    def file(self, name: str, **words: str) -> Path:
-        """A file of the candidate about this engine."""
-        return self.folder / name.format(engine=self.bench.file_name, **words)
+    def check(self, **asked: Any) -> None:
+        """Raise ArchsearchError for what the engine cannot (`asked`: see `check_choice`)."""
+        check_choice(self.choice, self.name, **asked)
+        ranks = self.scorer.workload.tensor_parallel
+        engine_facts(self.name).check_draft(self.shape, ranks)
+
+    def file(self, name: str) -> Path:
+        return self.folder / name.format(engine=self.file_name)
 
 
 @dataclass(frozen=True)
 class _Beside:
-    """What was predicted of a round, and of the same with the tau that the engine counted."""
+    """What was predicted of a round, of the same with the tau that the engine counted, and what the
+    engine adds to it."""
 
     score: Score
     at_measured_tau: float
     overhead_s: Estimate
-    terms: RoundTerms
+
+    @property
+    def terms(self) -> RoundTerms:
+        score = self.score
+        times = (score.decode_s, score.draft_s, score.verify_s, self.overhead_s)
+        return RoundTerms(score.tau.value, *(each.value for each in times))
 
     @classmethod
     def of(
@@ -158,20 +148,13 @@ class _Beside:
             local.measured(shape, alpha, {gamma: tau}, gammas=[gamma]) for tau in taus
         )
         overhead = local.latency.round(local.target, shape, local.workload, gamma).overhead_s
-        return cls.at(score, counted.speedup.value, overhead)
-
-    @classmethod
-    def at(cls, score: Score, at_measured_tau: float, overhead: Estimate) -> _Beside:
-        """With what the engine adds to a round."""
-        times = (score.decode_s, score.draft_s, score.verify_s, overhead)
-        terms = RoundTerms(score.tau.value, *(each.value for each in times))
-        return cls(score, at_measured_tau, overhead, terms)
+        return cls(score, counted.speedup.value, overhead)
 
     def error_by_term(
         self, measured: RoundTerms | None, slowdown: float | None
     ) -> TermErrors | None:
-        """None where the engine did not report every term. The machine's slowdown, of which
-        predicted times know nothing, is taken out of the measured ones."""
+        """None where the engine did not report every term. The machine's slowdown, which
+        predictions do not know, is taken out of the measured ones."""
         if measured is None:
             return None
         return TermErrors.between(self.terms, measured.slowed(1.0 / (slowdown or 1.0)))
@@ -190,12 +173,10 @@ def confirm_rank(
 ) -> Confirmed:
     """Run target alone and target + draft in the engine, interleaved, on held-out prompts; write
     confirmed.json. Where no `gammas` are asked for, those predicted `close` to the score's run too,
-    and a draft that gains by stopping where it is unsure, by replay, runs so beside them.
-
-    Raises MissingDataError for a rank without weights.
-    """
-    bench = Bench(session, choice or EngineChoice(), trainer)
-    _check_rank(bench, session.run.score(rank))
+    and a draft that gains by stopping where it is unsure, by replay, runs so beside them. Raises
+    MissingDataError for a rank without weights."""
+    case = _Case(session, choice or EngineChoice(), trainer, rank)
+    case.check_family()
     named = f"{shell_path(session.run.path)} --rank {rank}"
     advice = (
         f"train it (archsearch train {named}), or prove its shape without (archsearch confirm"
@@ -203,39 +184,36 @@ def confirm_rank(
     )
     trained = trained_of(session, rank, advice)
     check_weights(session.target)
-    case = _Case.of(bench, rank)
-    bench = case.bench
-    check_tokenizer(bench.trainer.tokenizer, case.folder)
+    case.check()
+    check_tokenizer(case.trainer.tokenizer, case.folder)
     count = prompt_count or session.request.confirm_prompts
-    asked = confirming_prompts(bench.trainer, prompts, count)
+    asked = confirming_prompts(case.trainer, prompts, count)
     sampling = answers_of(session)
     wanted = gammas or [case.score.gamma, *(_close_gammas(case, trained) if close else ())]
     trained.check_gammas(wanted)
     started = time.monotonic()
-    with kept_partial(case.file(PARTIAL_FILE, what="confirmed"), "prompts"):
+    with kept_partial(case.file("partial-confirmed-{engine}.json"), "prompts"):
         drafters: dict[str, tuple[Any, int]] = {
             f"gamma {gamma}": (case.folder, gamma) for gamma in sorted(set(wanted))
         }
         stops = None
-        if not gammas and bench.choice.server_url is None:
+        if not gammas and case.choice.server_url is None:
             with suppress(ArchsearchError):  # an engine that takes none, a trace of other text
-                replays = Replays.of(case.scorer, bench.name, trained, bench.trainer)
+                replays = Replays.of(case.scorer, case.name, trained, case.trainer)
                 stops = replays.stopping
         if stops is not None:
             drafters[STOPPING] = (stops.source(case.folder), stops.rule.gamma)
         results, slowdown = at_pace(
-            session, lambda: bench.by_prompt(drafters, asked, sampling, best_of_gammas)
+            session, lambda: case.by_prompt(drafters, asked, sampling, best_of_gammas)
         )
     exact, unchecked = _exactness(case, wanted[0], asked, sampling)
     context = mid_answer(asked, sampling.max_new_tokens)
     stopped, local = results.pop(STOPPING, None), case.scorer.at_context(context)
-
-    def beside(found: ByPrompt) -> _Beside:
+    rows = []
+    for found in results.values():
         taus = (trained.tau[found.gamma], found.tau)
-        return _Beside.of(local, case.shape, found.gamma, trained.alpha, taus)
-
-    found = results.values()
-    rows = [_by_prompt(case, beside(each), each, context, slowdown) for each in found]
+        beside = _Beside.of(local, case.shape, found.gamma, trained.alpha, taus)
+        rows.append(_by_prompt(case, beside, found, context, slowdown))
     unsure = gain = None
     if stops is not None and stopped is not None:
         score = replays.score(stops, local)
@@ -244,14 +222,14 @@ def confirm_rank(
         added = replace(score.round_s, value=score.round_s.value - passes)
         tau = stopped.tokens_per_step or stopped.tau.value  # predicted is of all passes
         counted = score.speedup.value * tau / score.tau.value
-        own_beside = _Beside.at(score, counted, added)
-        unsure = _by_prompt(case, own_beside, stopped, context, slowdown, stops.rule.least)
+        stopping = _Beside(score, counted, added)
+        unsure = _by_prompt(case, stopping, stopped, context, slowdown, stops.rule.least)
         gain = stops.gain(replays.fixed)
     best = max(rows, key=lambda row: row.speedup.value)
     result = Confirmed(
         **vars(best),
         rank=rank,
-        prompts_seen=seen_words(bench.trainer, case.folder, prompts),
+        prompts_seen=seen_words(case.trainer, case.folder, prompts),
         prompts_file=str(prompts) if prompts else None,
         architecture=case.shape.label(),
         identical_output_float32=exact,
@@ -312,14 +290,13 @@ def _exactness(
 ) -> tuple[Exact | None, str | None]:
     """Whether greedy output is the target's own in float32, or why that was not checked; None, None
     when sampling."""
-    bench = case.bench
     quantised = case.dtype in GGUF_DTYPES  # its answers are another model's than in float32
-    if sampling.temperature != 0 or bench.choice.server_url is not None or quantised:
+    if sampling.temperature != 0 or case.choice.server_url is not None or quantised:
         return None, None
     # an engine of its own loads as quickly for all prompts
-    few, tokens = (asked[:4], 32) if bench.inside else (asked, 64)
+    few, tokens = (asked[:4], 32) if case.inside else (asked, 64)
     try:
-        return bench.exactness({"draft": (case.folder, gamma)}, few, tokens)["draft"], None
+        return case.exactness({"draft": (case.folder, gamma)}, few, tokens)["draft"], None
     except RunFailed as error:  # what was measured holds without it
         return None, str(error)
 
@@ -344,28 +321,25 @@ def _by_prompt(
         context=context,
         slowdown=slowdown,
         dtype=case.dtype,
-        draft_dtype=case.bench.draft_dtype or "",
+        draft_dtype=case.draft_dtype or "",
         latency=case.latency_words,
-        profile_first=profile_first(case.session, case.scorer, case.bench.name, case.dtype),
+        profile_first=profile_first(case.session, case.scorer, case.name, case.dtype),
         stops_below=stops_below,
     )
 
 
 def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
     """Write the confirmation where it belongs and return it; with `kept_earlier` where an earlier
-    one keeps its place.
-
-    What decides nothing, or is slower at other gammas on the same prompts, does not take the place
-    of a decided one of the same weights in the same engine: it is written beside it.
-    """
-    name = case.bench.name
-    own, beside = case.file("confirmed-{engine}.json"), case.file(UNDECIDED_FILE)
-    slower = case.file(SLOWER_FILE)
+    one keeps its place: what decides nothing, or is slower at other gammas on the same prompts, is
+    written beside a decided one of the same weights in the same engine."""
+    name = case.name
+    own, beside = case.file("confirmed-{engine}.json"), case.file("undecided-{engine}.json")
+    slower = case.file("slower-{engine}.json")
     main, last = (
         load_or_note(path, "confirmation", Confirmed, [])  # a broken one is replaced
         for path in (case.folder / CONFIRMED_FILE, own)
     )
-    earlier = last or (main if case.bench.own_dtype else None)
+    earlier = last or (main if case.own_dtype else None)
     if earlier and earlier.engine == name and not (earlier.undecided or earlier.is_stale(alpha)):
         again = earlier.gamma in (result.gamma, *(row.gamma for row in result.other_gammas))
         loses = not again and result.prompts_file == earlier.prompts_file
@@ -380,7 +354,7 @@ def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
             save(file, result)
             return result
     first = name == case.session.request.engine or main is None or main.engine == name
-    if first and case.bench.own_dtype:
+    if first and case.own_dtype:
         save(case.folder / CONFIRMED_FILE, result)  # the run's own engine keeps this place
     save(own, result)
     for file in (beside, slower):
@@ -390,7 +364,7 @@ def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
 
 def seen_words(trainer: DraftTrainer, folder: Path, file: Path | None = None) -> str | None:
     """Why the prompts that confirm, those of a `file` or held-out ones, were seen when the draft in
-    `folder` was trained or chosen; None where neither has seen them."""
+    `folder` was trained or chosen; None where not."""
     prompts, training = trainer.prompts, read_training(folder)
     if file is not None:
         return None if training and training.taken_from else prompts.seen_words(read_prompts(file))
@@ -440,8 +414,8 @@ class LoadRequest:
 
 @dataclass(frozen=True)
 class _Acceptance:
-    """What acceptance of a candidate is predicted to be: alpha, tau and acceptance by position for
-    each gamma; `synthetic`: the engine accepts by chance, at these rates."""
+    """What acceptance is predicted to be: alpha, tau and acceptance by position for each gamma;
+    `synthetic`: the engine accepts by chance, at these rates."""
 
     alpha: Estimate
     taus: dict[int, Estimate]
@@ -465,14 +439,9 @@ def confirm_load(
     measured, term by term."""
     synthetic = request.synthetic or not has_weights(session.run.best_dir(request.rank))
     numbers = sorted(set(request.concurrencies))
-    case = _Case.of(
-        Bench(session, choice or EngineChoice()),
-        request.rank,
-        synthetic=synthetic,
-        schedule=request.schedule,
-        concurrency=numbers[-1],
-    )
-    bench = case.bench
+    case = _Case(session, choice or EngineChoice(), rank=request.rank)
+    case.check_family()
+    case.check(synthetic=synthetic, schedule=request.schedule, concurrency=numbers[-1])
     known = _Acceptance(*acceptance_of(case.scorer, case.score, case.folder), synthetic)
     points = _points(case, known, numbers, request.schedule)
     ranges: Ranges = ()
@@ -497,7 +466,7 @@ def confirm_load(
             rng=random.Random(session.request.seed),
         )
         if synthetic
-        else confirming_prompts(bench.trainer, request.prompts, USUAL_COUNT)
+        else confirming_prompts(case.trainer, request.prompts, USUAL_COUNT)
     )
     started = time.monotonic()
     # every held-out prompt at least once over the repeats: tau differs more between prompts than
@@ -511,11 +480,11 @@ def confirm_load(
     plan = Plan(
         target, variants, asked, sampling, numbers, repeats, groups, starts=repeats, seed=seed
     )
-    words = f"{bench.name} under load"
-    with kept_partial(case.file(PARTIAL_FILE, what="load"), "whole repeats"):
+    words = f"{case.name} under load"
+    with kept_partial(case.file("partial-load-{engine}.json"), "whole repeats"):
         results, slowdown = at_pace(
             session,
-            lambda: bench.run(plan, under_load, words, dummy=dummy, look=token_s),
+            lambda: case.run(plan, under_load, words, dummy=dummy, look=token_s),
         )
     context = mid_answer(asked, tokens)
     local = case.scorer.at_context(context)
@@ -532,7 +501,7 @@ def confirm_load(
         overall = overall_speedups(results, [SCHEDULED, *fixed], numbers)
         compared = ScheduleRun(ranges, tuple(verdict), overall)
     record = LoadRecord(
-        engine=bench.name,
+        engine=case.name,
         engine_version=alone[0].engine_version,
         rank=request.rank,
         architecture=case.shape.label(),
@@ -557,8 +526,7 @@ def confirm_load(
 def _points(
     case: _Case, known: _Acceptance, numbers: Sequence[int], schedule: bool
 ) -> dict[int, SchedulePoint]:
-    """The best gamma at each number of requests, as predicted. Raises ArchsearchError where the
-    memory does not hold them."""
+    """Raises ArchsearchError where the memory does not hold the draft at one of `numbers`."""
     device = case.session.source.device
     sizes = sorted({1, *numbers}) if schedule else numbers  # a schedule begins at batch size 1
     found = schedule_points(case.scorer, case.shape, known.alpha, known.taus, device, sizes)
@@ -593,22 +561,22 @@ def _gammas(
 def _models(case: _Case, synthetic: bool) -> tuple[ModelSource, ModelSource, bool]:
     """Target and draft, with random weights where acceptance is synthetic, and whether the target
     is a shape alone, whose weights the engine makes up."""
-    session, bench, base = case.session, case.bench, case.session.run.path / "engine"
+    session = case.session
+    base = session.run.path / "engine"
     if not synthetic:
         check_weights(session.target)
-        return bench.target(case.dtype), bench.draft(case.folder, case.dtype), False
+        return case.target(case.dtype), case.draft(case.folder, case.dtype), False
     # outside this process the whole vocabulary
-    shape = case.shape if bench.inside else case.shape.replace(draft_vocab_size=None)
-    draft = random_draft(shape, case.dtype, base, load=bench.inside)
-    if can_run(bench.name, session.target):
-        return bench.target(case.dtype), draft, False
+    shape = case.shape if case.inside else case.shape.replace(draft_vocab_size=None)
+    draft = random_draft(shape, case.dtype, base, load=case.inside)
+    if can_run(case.name, session.target):
+        return case.target(case.dtype), draft, False
     return write_shape(session.target.architecture, base / "target"), draft, True
 
 
 def _variants(
     known: _Acceptance, gammas: Sequence[int], draft: ModelSource, ranges: Ranges
 ) -> list[Variant]:
-    """The draft with each fixed gamma, and with the schedule where one is asked for."""
     variants = [Variant(f"gamma {gamma}", draft, gamma, known.asked(gamma)) for gamma in gammas]
     if not ranges:
         return variants
@@ -629,27 +597,22 @@ def _load_row(
     results: Results,
     slowdown: float | None,
 ) -> LoadRow:
-    """Predicted beside measured of one variant at the scorer's batch size."""
-    number = local.workload.batch_size
+    number, more = local.workload.batch_size, dict[str, Any]()
     found, alone = results[variant.name, number], results[ALONE, number]
-
-    def row(predicted: Estimate, **more: Any) -> LoadRow:
-        return LoadRow(
-            **vars(found),
-            baseline_tokens_per_s=alone.tokens_per_s,
-            decode_s=alone.step_s,
-            predicted_speedup=predicted,
-            relative_error=predicted.value / found.gain.value - 1.0,
-            **more,
-        )
-
-    if not found.gamma:  # the schedule is off here: what is left of the draft is its idle pass
-        return row(speedup_when_off(local, shape))
-    taus = (known.tau(variant, found.gamma), Estimate(found.tau, 0.0, "measured"))
-    beside = _Beside.of(local, shape, found.gamma, known.alpha, taus)
-    terms = found.round_terms(found.tau, alone.step_s, found.target_s)
-    return row(
-        beside.score.speedup,
-        relative_error_at_measured_tau=beside.at_measured_tau / found.gain.value - 1.0,
-        error_by_term=beside.error_by_term(terms, slowdown),
+    if found.gamma:
+        taus = (known.tau(variant, found.gamma), Estimate(found.tau, 0.0, "measured"))
+        beside = _Beside.of(local, shape, found.gamma, known.alpha, taus)
+        predicted = beside.score.speedup
+        terms = found.round_terms(found.tau, alone.step_s, found.target_s)
+        more["error_by_term"] = beside.error_by_term(terms, slowdown)
+        more["relative_error_at_measured_tau"] = beside.at_measured_tau / found.gain.value - 1.0
+    else:  # the schedule is off here: what is left of the draft is its idle pass
+        predicted = speedup_when_off(local, shape)
+    return LoadRow(
+        **vars(found),
+        baseline_tokens_per_s=alone.tokens_per_s,
+        decode_s=alone.step_s,
+        predicted_speedup=predicted,
+        relative_error=predicted.value / found.gain.value - 1.0,
+        **more,
     )

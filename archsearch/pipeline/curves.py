@@ -23,7 +23,7 @@ from archsearch.hardware.device import Device
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.pipeline.estimate import EstimateRequest, Priced, price_drafts, switch_warnings
-from archsearch.pipeline.rounds_explained import remedied, served_by
+from archsearch.pipeline.rounds_explained import remedied
 from archsearch.pipeline.schedule import usual_batches
 from archsearch.pipeline.serving import check_batch
 from archsearch.pipeline.session import SearchSession
@@ -32,7 +32,7 @@ from archsearch.report.terminal.curves import DraftCurve, Memory, Swept
 from archsearch.runs.run import Run
 from archsearch.runs.tables import CURVES_FILE, SWEPT, Bar, Curve, Curves, Point, state_of
 from archsearch.search.objective import Score, Scorer
-from archsearch.search.ranking import rivals
+from archsearch.search.ranking import best_of_each, rivals, size_of
 from archsearch.traffic.curve import Axis, Sweep, at, curve, sweep_of
 from archsearch.traffic.times import held_by
 from archsearch.workload import Workload
@@ -65,7 +65,6 @@ def estimate_curves(request: EstimateRequest, axis: str, span: str | None = None
 
 
 def _swept_draft(item: Priced, sweep: Sweep) -> DraftCurve:
-    """A draft over a sweep, with what its figures rest on."""
     facts, scorer, device = engine_facts(item.source.engine), item.scorer, item.source.device
     if item.entry.other_tokenizer:
         raise ArchsearchError(f"{item.entry.draft} has another tokenizer than the target")
@@ -83,14 +82,14 @@ def _swept_draft(item: Priced, sweep: Sweep) -> DraftCurve:
         )
     longest = sweep.values[-1] if sweep.axis == "context" else scorer.workload.context_len
     memory = _memory(item, int(longest))
-    return DraftCurve(item.entry.draft, served_by(item.source), tuple(notes), memory, found)
+    return DraftCurve(item.entry.draft, item.source.by, tuple(notes), memory, found)
 
 
 def _memory(item: Priced, context: int) -> Memory | None:
     """What the fullest device holds with the draft and without, for requests of `context` tokens;
     None on a CPU."""
     device, scorer = item.source.device, item.scorer
-    if device.kind == "cpu":
+    if device.is_cpu:
         return None
     ranks = engine_facts(item.source.engine).ranks_of_draft(scorer.workload)
     served = replace(scorer.workload, draft_tensor_parallel=ranks, context_len=context)
@@ -133,11 +132,8 @@ ALPHAS: Final = tuple(round(0.05 * step, 2) for step in range(1, 20))
 
 def renew_curves(run: Run, session: SearchSession | None = None) -> None:
     """curves.json of a run, where a `session` is at hand, its scores have changed since, or there
-    is none.
-
-    A run that cannot be reopened here (its profile or target lies elsewhere) gets a file that says
-    why nothing is drawn. Raises nothing but OSError.
-    """
+    is none. A run that cannot be reopened here gets a file that says why nothing is drawn. Raises
+    nothing but OSError."""
     try:
         state = state_of(run.scores())
     except WRONG_SHAPE:
@@ -168,8 +164,8 @@ def curves_of(session: SearchSession, state: str) -> Curves:
         for axis in SWEPT
     }
     lead = drawn[0][1]
-    passes, layers, rounds = _bars(scorer, lead)
-    if not layers:
+    bars = _bars(scorer, lead)
+    if not bars[1]:
         notes.append(
             f"Layers and terms of the draft: {lead.proposer.title} is priced as a whole, not layer"
             " by layer."
@@ -178,7 +174,7 @@ def curves_of(session: SearchSession, state: str) -> Curves:
     at = {"batch_size": workload.batch_size, "context": workload.context_len, "gamma": lead.gamma}
     at["tensor_parallel"] = workload.tensor_parallel
     scores = session.run.scores()
-    bars, why = (passes, layers, rounds), tuple(rivals(scorer, scores))
+    why = tuple(rivals(scorer, scores))
     tied = tuple(tuple(score.rank or 0 for score in group) for group in session.groups(scores))
     ranks = engine_facts(session.source.engine).ranks_of_draft(workload)
     served, cut = replace(workload, draft_tensor_parallel=ranks), dict[str, int]()
@@ -192,21 +188,16 @@ def curves_of(session: SearchSession, state: str) -> Curves:
 
 def _drawn(run: Run) -> list[int]:
     """The ranks whose curves are drawn: the best of each family; of one family alone shapes that
-    differ in depth or width, as those of other head counts lie on top of each other."""
-    families: dict[str, int] = {}
-    shapes: dict[tuple[int, int], int] = {}
-    for rank, score in zip(run.ranks(), run.scores(), strict=True):
-        shape = score.architecture
-        families.setdefault(score.family, rank)
-        shapes.setdefault((shape.num_hidden_layers, shape.hidden_size), rank)
-    if len(families) > 1:
-        return sorted(families.values())[:DRAWN]
-    return sorted(shapes.values())[:SHAPES_DRAWN]
+    differ in depth or width: others lie on top of each other."""
+    scores = [run.candidate(rank).score for rank in run.ranks()]
+    best, most = best_of_each(scores), DRAWN
+    if len(best) == 1:
+        best, most = best_of_each(scores, size_of), SHAPES_DRAWN
+    return [score.rank or 0 for score in best[:most]]
 
 
 def _known(session: SearchSession, rank: int) -> tuple[Score, Scorer]:
-    """A ranked draft, and the scorer that knows its acceptance, which along batch and context stays
-    what it is."""
+    """A ranked draft, and the scorer that knows its acceptance."""
     score, scorer = session.run.score(rank), session.scorer
     alpha, taus, _ = acceptance_of(scorer, score, session.run.best_dir(rank))
     drift = scorer.predicted_acceptance(score.proposer).acceptance.drift
@@ -272,7 +263,7 @@ def _bars(scorer: Scorer, score: Score) -> tuple[tuple[Bar, ...], tuple[Bar, ...
             ]
     time = latency.round(target, score.drafter or score.architecture, workload, gamma, verify)
     tau = score.tau.value
-    plain = Estimate(tau * decode.value, tau * decode.std, decode.source)
+    plain = decode.times(tau)
     spent = {
         "draft": time.draft_s.value,
         "verification": time.verify_s.value,
@@ -294,8 +285,7 @@ def _pass_bar(
     tokens: int,
     total: Estimate,
 ) -> Bar:
-    """A pass by term: its ops as the profile prices each alone; what the pass takes beyond them is
-    its launches and the rest."""
+    """By term: its ops as the profile prices each alone; beyond them its launches and the rest."""
     if not latency.prices_ops:
         return Bar(name, {"the whole pass": total.value}, total)
     terms: dict[str, float] = {}

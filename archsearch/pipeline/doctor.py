@@ -84,8 +84,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _requirements() -> list[str]:
-    """What archsearch's own metadata asks for; nothing where it runs from a folder that was never
-    installed."""
+    """What archsearch's own metadata asks for; nothing where it was never installed."""
     try:
         return metadata.requires("archsearch") or []
     except metadata.PackageNotFoundError:
@@ -93,8 +92,7 @@ def _requirements() -> list[str]:
 
 
 def _unmet(requirements: list[str]) -> Iterator[tuple[Requirement, str | None]]:
-    """(requirement, version that is there or None) of each that is not met; extras are asked for by
-    nobody."""
+    """(requirement, version that is there or None) of each that is not met; extras aside."""
     for text in requirements:
         requirement = Requirement(text)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
@@ -135,20 +133,18 @@ def _known(gpu: VisibleGpu) -> Device | None:
 
 
 def _profiles() -> Iterator[Finding]:
-    yield _profile_of(identify_cpu(), "archsearch profile --gpu cpu")
-    known = [device.key for gpu in visible_gpus() if (device := _known(gpu)) is not None]
-    for key in dict.fromkeys(known):
-        yield _profile_of(devices()[key], f"archsearch profile --gpu {key}")
+    there = [identify_cpu(), *filter(None, map(_known, visible_gpus()))]
+    yield from map(_profile_of, {device.key: device for device in there}.values())
 
 
-def _profile_of(device: Device, command: str) -> Finding:
-    """Whether a device was profiled, by whom, with which software, and whether the profile was ever
-    checked."""
+def _profile_of(device: Device) -> Finding:
+    """Whether a device was profiled, by whom, with which software, and checked."""
+    command = f"archsearch profile --gpu {'cpu' if device.is_cpu else device.key}"
     found = profiles_of(device.key)
     if not found:
         text = f"{device.key} has no profile; latencies would be guessed or refused"
         return Finding("mend", text, command)
-    stack = cpu_stack() if device.kind == "cpu" else None
+    stack = cpu_stack() if device.is_cpu else None
     same = [folder for folder in found if stack is not None and folder.name == stack_key(stack)]
     folder = (same or found)[0]
     where, header = f"{device.key}: {folder}", header_of(folder)
@@ -258,8 +254,7 @@ def _load() -> Iterator[Finding]:
 
 
 def _busy_share(stat: Path = Path("/proc/stat"), seconds: float = 0.5) -> float | None:
-    """Share of all threads' time that others took meanwhile; None where the system does not
-    tell."""
+    """Of all threads' time; None where the system does not tell."""
 
     def ticks() -> tuple[int, int] | None:
         words = stat.read_text().split("\n", 1)[0].split() if stat.is_file() else []

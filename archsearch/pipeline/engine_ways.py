@@ -27,13 +27,13 @@ from archsearch.runs.tables import ENGINES_FILE, EngineWays, Way
 
 
 def write_engines(session: SearchSession) -> None:
-    """engines.json of a run: every engine that is installed, at the run's precision and at those
-    that its own passes were measured in. Nothing on a GPU, over a mix of work or at several
-    requests at once, and where one engine is all there is."""
+    """engines.json of a run: every engine that is installed, at the run's precision and at those of
+    its own measured passes. Nothing on a GPU, over a mix, at several requests at once, or where one
+    engine is all there is."""
     source, request = session.source, session.request
     here = [row.engine for row in overview() if row.installed]
     apart = request.mix is not None or session.scorer.workload.batch_size > 1
-    if source.device.kind != "cpu" or apart or len(here) < 2:
+    if not source.device.is_cpu or apart or len(here) < 2:
         return
     profile = Profile.load(Path(source.profile["folder"]))
     pairs, missing = profile.combinations(), dict[str, str]()
@@ -56,13 +56,12 @@ def write_engines(session: SearchSession) -> None:
 
 
 def _ways(session: SearchSession, engine: str, dtype: str, drafts: Iterable[str]) -> list[Way]:
-    """The engine alone and with the best of the run's ranks that it runs, in the best of the
-    precisions that `drafts` may have."""
+    """The engine alone and with the best of the run's ranks that it runs, in the best precision of
+    `drafts`."""
     scorers = {each: serving_scorer(session, engine, dtype, each)[0] for each in drafts}
     scorer = scorers[dtype]
-    scores = [
-        score for score in session.run.scores() if not engine_facts(engine).lacks(score.family)
-    ]
+    facts, kind = engine_facts(engine), session.target.architecture.model_type
+    scores = [row for row in session.run.scores() if not facts.lacks(row.family, target=kind)]
     trained = [score for score in scores if has_weights(session.run.best_dir(score.rank or 0))]
     found = [
         (

@@ -30,13 +30,7 @@ from archsearch.models.targets import NamedDrafter, TargetRef, resolve_drafter, 
 from archsearch.needs import Needs, TrainingBudget
 from archsearch.pipeline.families import kind_of
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, served_target
-from archsearch.pipeline.rounds_explained import (
-    difference,
-    free_layers,
-    served_by,
-    too_long,
-    warnings_of,
-)
+from archsearch.pipeline.rounds_explained import difference, free_layers, too_long, warnings_of
 from archsearch.pipeline.serving import (
     ANSWER,
     check_batch,
@@ -67,11 +61,11 @@ PADDING: Final = 512
 class EstimateRequest:
     """What `archsearch estimate` was asked.
 
-    `drafts`: names as `models.targets.resolve_drafter` takes them. `alpha`: `prior`, or a
-    number; `gamma` None: the best of 1 to 16. `tau` (at `gamma`), `trained_tokens`, `training`: as
-    of `AcceptanceRequest`. `engines` and `engine_versions` (`0.16.0`, or `vllm=0.16.0`): instead of
-    the engine of `asked`; each pair is priced in each. `mix`, `training_budget_s`: as of
-    `SearchRequest`. `tree`: `topk,steps,tokens` of the tree that heads draft; None: a chain.
+    `drafts`: names as `models.targets.resolve_drafter` takes them. `alpha`: `prior`, or a number;
+    `gamma` None: the best of 1 to 16. `tau` (at `gamma`), `trained_tokens`, `training`: as of
+    `AcceptanceRequest`. `engines` and `engine_versions` (`0.16.0`, or `vllm=0.16.0`): instead of
+    that of `asked`; each pair is priced in each. `mix`, `training_budget_s`: as of `SearchRequest`.
+    `tree`: `topk,steps,tokens` that heads draft; None: a chain.
     """
 
     target: str
@@ -103,7 +97,7 @@ def tree_of(text: str) -> Tree:
 
 
 def _as_trees(named: Sequence[NamedDrafter], text: str) -> list[NamedDrafter]:
-    """The drafters drafting trees; ArchsearchError for one that cannot."""
+    """ArchsearchError for a drafter that cannot draft a tree."""
     tree, found = tree_of(text), []
     for each in named:
         if not isinstance(each.drafter, ChainHead):
@@ -120,7 +114,7 @@ def _in_format(
 ) -> list[NamedDrafter]:
     """Independent drafts with the weights of their layers in a format. Raises ArchsearchError for
     another drafter, on a CPU, and in an engine of GGUF files."""
-    elsewhere = device_of(request.asked).kind == "cpu" or any(
+    elsewhere = device_of(request.asked).is_cpu or any(
         engine_facts(engine).gguf for engine in request.engines
     )
     note = (
@@ -142,8 +136,8 @@ def _in_format(
 
 @dataclass(frozen=True)
 class Priced:
-    """One draft in one engine, as `estimate` answers it in a group of its own, and what priced it.
-    `budget`: what a drafter that nobody has published would be trained with."""
+    """One draft in one engine, in a group of its own, and what priced it. `budget`: what a drafter
+    that nobody has published would be trained with."""
 
     entry: Entry
     scorer: Scorer
@@ -156,12 +150,9 @@ class Priced:
 
 
 def estimate_drafts(request: EstimateRequest) -> Estimated:
-    """Price drafts that exist: a Score each in each engine, best first, and which of them the error
-    bars cannot tell apart.
-
-    Raises ArchsearchError for an engine that does not run such drafts, or cannot shard one over the
-    ranks.
-    """
+    """A Score of each draft in each engine, best first, and which of them the error bars cannot
+    tell apart. Raises ArchsearchError for an engine that does not run such drafts, or cannot shard
+    one."""
     priced, asked = price_drafts(request)
     best = priced[0]
     group_of = {
@@ -173,7 +164,7 @@ def estimate_drafts(request: EstimateRequest) -> Estimated:
     }
     return Estimated(
         **vars(asked),
-        by=served_by(best.source),
+        by=best.source.by,
         drafts=tuple(replace(item.entry, group=group_of[id(item)]) for item in priced),
         mix=request.mix,
         differences=_differences(priced),
@@ -190,11 +181,11 @@ def _by_engine(priced: Sequence[Priced]) -> list[list[Priced]]:
 
 def _with_prompts(item: Priced) -> WithPrompts | None:
     """What the best draft's gain becomes once prompts are read: tokens/s over those without a
-    draft, as many requests in flight as the batch has, followed by others or not, prompts that with
-    half an answer fill its context. None on a CPU, and where such requests cannot be priced."""
+    draft, as many requests in flight as the batch has, followed by others or not; a prompt and half
+    an answer fill its context. None on a CPU, and where it cannot be priced."""
     work = item.scorer.workload
     tree = getattr(item.score.proposer, "tree", None)
-    if any(item.entry.barred) or item.source.device.kind == "cpu" or tree:
+    if any(item.entry.barred) or item.source.device.is_cpu or tree:
         return None
     prompt = max(1, work.context_len - ANSWER // 2)
     base = item.scorer.with_gammas((item.score.gamma,))
@@ -259,7 +250,9 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
     for asked in engine_requests(request.asked, request.engines, versions, kind):
         facts = engine_facts(asked.engine)
         for each in named:
-            if why := facts.lacks(each.drafter.family, asked.engine_version):
+            if why := facts.lacks(
+                each.drafter.family, asked.engine_version, ref.architecture.model_type
+            ):
                 raise ArchsearchError(why)
         if mix is not None:
             asked = replace(asked, batch_size=1, context_len=mix.longest)
@@ -267,7 +260,7 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
             asked = replace(asked, dtype=ref.dtype_in(facts.gguf))
         source, workload = choose_latency(asked, ref.architecture, kind)
         if mix is not None:
-            check_batch(engine_facts(source.engine), source.device, mix.in_flight)
+            check_batch(facts, source.device, mix.in_flight)
         if any(each.drafter.rounds != kind for each in named):  # each draft has its own way then
             words = served_words(source.engine, source.rounds, source.device, how=False)
             source = replace(source, served=words)
@@ -375,8 +368,7 @@ def _priced(
 
 
 def _share_notes(score: Score) -> list[str]:
-    """That a drafter does not propose in every round, and in how many it is taken to; that its
-    acceptance is assumed."""
+    """That a drafter does not propose in every round; that its acceptance is assumed."""
     share, assumed = score.proposer.drafts_share, score.assumed
     if share >= 1.0:
         ranked = "so the lower end of its speed-up ranks it"
@@ -388,7 +380,7 @@ def _share_notes(score: Score) -> list[str]:
 
 
 def _differences(priced: Sequence[Priced]) -> tuple[Difference, ...]:
-    """For each draft, why the engine it gains most in beats each other one; best first."""
+    """For each draft, why the engine it gains most in beats each other one."""
     found = []
     for name in dict.fromkeys(item.entry.draft for item in priced):
         best, *others = (item for item in priced if item.entry.draft == name)

@@ -24,7 +24,6 @@ from archsearch.export.folder import export
 from archsearch.models.files import has_tokenizer, head_family_of
 from archsearch.models.gguf_file import read_gguf
 from archsearch.models.targets import resolve_drafter, resolve_target
-from archsearch.pipeline.candidates import serving_ranks
 from archsearch.pipeline.families import INDEPENDENT, check_independent
 from archsearch.pipeline.heads import served_gamma
 from archsearch.pipeline.session import SearchSession
@@ -51,12 +50,11 @@ def export_rank(
 ) -> dict[str, object]:
     """Export a candidate for `engines`; says what engines pay that compute the padded head.
 
-    `schedule`: a JSON file with gamma by batch size (default: the rank's own schedule.json, where
-    there is one). `gamma`: draft tokens a round for engines without a schedule (default: the
-    schedule's at the batch size that the run was asked for, else the one confirmed in the one
-    engine of `engines`, else in the run's, else the score's). An untrained candidate is refused
-    unless `allow_untrained`, which exports its shape. `draft_dtype`: of a GGUF (None: as it was
-    confirmed last, else float16).
+    `schedule`: a JSON file with gamma by batch size (default: the rank's own schedule.json).
+    `gamma`: for engines without a schedule (default: the schedule's at the run's batch size, else
+    the one confirmed in the one engine of `engines`, else in the run's, else the score's). An
+    untrained candidate is refused unless `allow_untrained`, which exports its shape. `draft_dtype`:
+    of a GGUF (None: as it was confirmed last, else float16).
     """
     engines = check_engines(engines)
     run = open_run(path)
@@ -121,8 +119,7 @@ def _beside_target(
     draft_dtype: str | None,
     ran_in: str,
 ) -> ExportSource:
-    """A drafter of a run beside the run's target, as it was searched for; `ran_in`: the precision
-    in which an engine on GGUF files measured it, or the run's."""
+    """`ran_in`: the precision in which an engine on GGUF files measured it, or the run's."""
     from archsearch.models.load import load_tokenizer, packaged_gguf
 
     ref = resolve_target(run.arguments["target"])
@@ -137,11 +134,13 @@ def _beside_target(
     if asks:
         with suppress(MissingDataError):  # engines then take the target's own
             tokenizer = load_tokenizer(ref)
+    # as asked, else the fewest that hold the target
+    ranks = int(run.arguments.get("tensor_parallel") or run.on_cpu)
     return replace(
         draft,
         target=ExportTarget(ref.place or ref.name, tokenizer, file),
         dtype=run.dtype or "bfloat16",
-        tensor_parallel=serving_ranks(run),
+        tensor_parallel=ranks or SearchSession.reopen(run.path).scorer.workload.tensor_parallel,
         longest=longest_of(run.path, draft.record.score.rank if draft.record.score else None),
         gguf_dtype=draft_dtype or run.draft_dtype or draft.gguf_dtype,
         **run.priced_as,
@@ -149,7 +148,6 @@ def _beside_target(
 
 
 def _draft_record(run: Run, candidate: Candidate, found: Confirmed | None) -> DraftRecord:
-    """What the files of the run say of a candidate, which was confirmed so."""
     training = candidate.training() if candidate.has_weights else None
     files = sorted(candidate.folder.glob(LOAD_FILES))
     read = (load_or_note(path, "measurement under load", LoadRecord, []) for path in files)
@@ -175,12 +173,9 @@ def _confirmed_in(candidate: Candidate, draft_dtype: str | None) -> dict[str, Co
 
 def _full_head(run: Run, candidate: Candidate, gamma: int, *, scheduled: bool) -> FullHead | None:
     """What engines get that compute the full head of a trained draft; None where its head is full,
-    or it has no weights.
-
-    The padding rows never win, so acceptance is the trimmed head's; only the time changes.
-    `scheduled`: gamma goes by batch size, so no other one is proposed. Raises ArchsearchError for a
-    gamma that was not measured on held-out text.
-    """
+    or it has no weights. Padding rows never win, so only the time changes. `scheduled`: gamma goes
+    by batch size, so no other one is proposed. Raises ArchsearchError for a gamma that was not
+    measured on held-out text."""
     if not candidate.architecture.trimmed or not candidate.has_weights:
         return None
     scorer = SearchSession.reopen(run.path).scorer
@@ -196,7 +191,6 @@ def _full_head(run: Run, candidate: Candidate, gamma: int, *, scheduled: bool) -
 
 
 def _head_note(candidate: Candidate, dtype: str, full_head: FullHead | None) -> str:
-    """One sentence about what a trimmed head costs engines that compute it in full."""
     arch = candidate.architecture
     if not arch.trimmed:
         return "The head holds the full vocabulary."
@@ -228,13 +222,10 @@ def export_family(
     schedule: Path | None = None,
     draft_dtype: str | None = None,
 ) -> dict[str, Any]:
-    """Export a trained head of a run, ready to serve beside its target in those of `engines` that
-    run it. `draft_dtype`: of a GGUF (None: float16); `schedule`: gamma by batch size; without one
-    the head's own schedule.json, where no `gamma` is asked for.
-
-    Raises ArchsearchError for a gamma that the head was not trained for, and where none of the
-    engines runs it.
-    """
+    """Export a trained head of a run for those of `engines` that run it. `draft_dtype`: of a GGUF
+    (None: float16); `schedule`: gamma by batch size; without one the head's own schedule.json,
+    where no `gamma` is asked for. Raises ArchsearchError for a gamma that the head was not trained
+    for, and where none of the engines runs it."""
     family = head_family_of(name)
     able = check_engines(engines, family)
     if not able:

@@ -1,19 +1,20 @@
-"""Which families of drafters a search looks at, each in its own space, and what is not done yet for
-one; its candidates besides: drafters that exist, and what is soon made of those: a tuned sibling,
-the first layers of the target."""
+"""Which families of drafters a search looks at, each in its own space; its candidates besides:
+drafters that exist, and what is soon made of those: a tuned sibling, the first layers of the
+target."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.acceptance.estimator import (
     Acceptance,
     AcceptanceContext,
     AcceptanceEstimator,
-    AcceptanceObservation,
     GivenAcceptance,
 )
 from archsearch.acceptance.learnt import (
@@ -55,8 +56,8 @@ of their dimensions matter."""
 
 @dataclass(frozen=True)
 class FamilySpaces:
-    """The space of each family of a search, in the order in which they are searched; `left_out`:
-    those that have none for this target, and why."""
+    """The space of each family of a search, in order; `left_out`: those without one for this
+    target, and why."""
 
     spaces: tuple[SearchSpace, ...]
     left_out: tuple[str, ...] = ()
@@ -67,8 +68,8 @@ class FamilySpaces:
 
 
 def kind_of(kinds: Sequence[RoundKind]) -> RoundKind:
-    """The kind of drafter by which an engine's version is judged: a draft model's where one is
-    asked for, or nothing is; else the first's."""
+    """The kind of drafter by which an engine's version is judged: a draft model's where one, or
+    nothing, is asked for; else the first's."""
     return "draft_model" if not kinds or "draft_model" in kinds else kinds[0]
 
 
@@ -81,12 +82,9 @@ def choose_families(
     trains: bool,
 ) -> tuple[str, ...]:
     """The families that a search ranks: those that were named, else all that the engine runs and
-    the target can have, where nothing is trained, and independent drafts where something is (heads
-    that were named are trained beside them).
-
-    Raises ArchsearchError for one that the engine does not run, that the target cannot have, or
-    that a search does not train.
-    """
+    the target can have; where something is trained independent drafts (heads that were named are
+    trained beside them). Raises ArchsearchError for one that the engine does not run, the target
+    cannot have, or a search does not train."""
     if trains:
         others = [name for name in asked if name not in (INDEPENDENT, *HEAD_FAMILIES)]
         if others:
@@ -101,7 +99,7 @@ def choose_families(
                 " --family)"
             )
     for name in asked:
-        if why := facts.lacks(name, version):
+        if why := facts.lacks(name, version, target.architecture.model_type):
             raise ArchsearchError(why)
         if why := family(name).lacking(target.architecture):
             raise ArchsearchError(
@@ -111,8 +109,8 @@ def choose_families(
         return (INDEPENDENT,)
     if asked:
         return tuple(sorted(asked, key=lambda name: name != INDEPENDENT))
-    served = facts.serves(version)
-    return tuple(name for name in served if not family(name).lacking(target.architecture))
+    known = [name for name in facts.families if not facts.lacks(name, version)]
+    return tuple(name for name in known if not family(name).lacking(target.architecture))
 
 
 def family_spaces(
@@ -124,45 +122,49 @@ def family_spaces(
     optional: bool,
 ) -> FamilySpaces:
     """The space of each family within what the engine runs; `rounds`: those of its version.
-
-    `optional`: nobody named the families, so one without a valid shape for this target, or that the
-    version does not run, is left out and named. Raises ArchsearchError where none is left.
-    """
+    `optional`: nobody named the families, so one without a valid shape, or that the version does
+    not run, is left out and named. Raises ArchsearchError where none is left."""
     found: list[SearchSpace] = []
-    left: list[str] = []
+    left: dict[str, list[str]] = {}
     for space in spaces:
         name = space.family
         layers, states = facts.head_limits.get(name, (None, None))
         space = space.within(layers, states, facts.ngram_sizes)
         try:
+            if why := facts.lacks(name, target=target.model_type):
+                raise ArchsearchError(why)
             space.check(target)
             if rounds is not None:
                 rounds.running(family(name).rounds)
         except ArchsearchError as error:
             if not optional:
                 raise
-            left.append(f"{name} is left out: {error}")
+            left.setdefault(str(error), []).append(name)
             continue
         found.append(space)
+    said = tuple(
+        f"{', '.join(names)} {'are' if names[1:] else 'is'} left out: {why}"
+        for why, names in left.items()
+    )
     if not found:
-        raise ArchsearchError("; ".join(left))
-    return FamilySpaces(tuple(found), tuple(left))
+        raise ArchsearchError("; ".join(said))
+    return FamilySpaces(tuple(found), said)
 
 
 def family_rows(ranked: Sequence[Score]) -> list[RankedFamily]:
     """The best of each family, with what it takes to have it."""
     found = []
     for score in best_of_each(ranked):
-        needs = score.needs
-        trains = score.proposer.trains if needs is None else needs.kind == "training"
-        found.append(RankedFamily.of(score, needs=needs, trains=trains))
+        kind = score.needs_kind
+        trains = kind == "training" if kind else score.proposer.trains
+        found.append(RankedFamily.of(score, needs=score.needs, trains=trains))
     return found
 
 
 def check_independent(score: Score, command: str, run: Path, more: str = "") -> None:
-    """Raise ArchsearchError where a rank is of a family for which a command (train, confirm or
-    export) is not done by rank, with the one that can be run next where there is one: it with
-    `more`, or the training of a head without weights."""
+    """Raise ArchsearchError where a command (train, confirm or export) is not done by rank for a
+    rank's family, with the one that can be run next: it with `more`, or the training of a head
+    without weights."""
     what = f"{command}ing"
     if score.needs is not None and score.is_found:
         raise ArchsearchError(
@@ -205,23 +207,14 @@ PRUNING_TOKENS: Final = 4e8
 """As the drafts of LLaMA-65B that were pruned from LLaMA-7B took (arXiv 2402.01528)."""
 
 
-@dataclass(frozen=True)
-class _Tuned:
-    """What another estimator says of a draft, after it was tuned on the target's answers."""
+def _tuned(untuned: AcceptanceEstimator) -> Any:
+    """What an estimator predicts of drafts after they were tuned on the target's answers."""
 
-    untuned: AcceptanceEstimator
-
-    def fit(self, observations: Sequence[AcceptanceObservation]) -> Self:
-        return type(self)(self.untuned.fit(observations))
-
-    def predict(self, architecture: Architecture, context: AcceptanceContext) -> Acceptance:
-        found = self.untuned.predict(architecture, context)
+    def predict(architecture: Architecture, context: AcceptanceContext) -> Acceptance:
+        found = untuned.predict(architecture, context)
         return replace(found, alpha=moved(found.alpha, TUNING.value, TUNING.std))
 
-    def difference_std(
-        self, first: Architecture, second: Architecture, context: AcceptanceContext
-    ) -> float:
-        return self.untuned.difference_std(first, second, context)
+    return SimpleNamespace(predict=predict)
 
 
 @dataclass(frozen=True)
@@ -236,13 +229,12 @@ def alternatives(session: SearchSession) -> list[Alternative]:
     """Those of the families that are searched, that the engine runs and that keep the limits; best
     first."""
     names, scorer, target = session.families.names, session.scorer, session.target
-    exist = []
+    exist: list[Alternative] = []
     reach = reach_of(session.request.asked, session.request.mix)
     for found in found_for(target.name, target.architecture, names, reach):
         context = published_context(scorer.context, found, target)
-        if (score := _score(session, scorer, found.drafter, context)) is not None:
-            score = replace(score, needs=Needs("exists", found.row.hub_id))
-            exist.append(Alternative(score, context))
+        needs = Needs("exists", found.row.hub_id)
+        exist += _scored(session, scorer, found.drafter, context, needs=needs)
     own = [each for each in exist if each.score.family == INDEPENDENT]
     trained = [] if isinstance(scorer.acceptance, GivenAcceptance) else _trained(session, own)
     return sorted([*exist, *trained], key=lambda each: -each.score.ranked_by)
@@ -263,8 +255,7 @@ def published_context(
 
 
 def context_of(context: AcceptanceContext, score: Score, target: TargetRef) -> AcceptanceContext:
-    """Where acceptance is asked for of a score of a run: `context`, or made as it was where it
-    exists."""
+    """The same of a score of a run: `context`, or made as it was where it exists."""
     if score.needs is None or not score.needs.hub_id:
         return context
     found = found_as(score.needs.hub_id, target.name, target.architecture, score.family)
@@ -276,40 +267,38 @@ def _trained(session: SearchSession, siblings: Sequence[Alternative]) -> list[Al
     scorer, budget = session.scorer, session.scorer.context.budget
     if budget is None or INDEPENDENT not in session.families.names:
         return []
-    found = []
-    usual = replace(scorer.context, budget=None)
+    found: list[Alternative] = []
     best = max(siblings, key=lambda each: each.score.ranked_by, default=None)
     if best is not None and best.context.training == "shared" and best.score.needs is not None:
         drafter, hub_id = best.score.proposer, best.score.needs.hub_id or ""
-        tuned = scorer.with_acceptance(_Tuned(scorer.acceptance), best.context)
-        score = _score(session, tuned, drafter, best.context)
-        if score is not None:
-            needs = replace(budget.cost(drafter.training_parameters, TUNING_TOKENS), init=hub_id)
-            score = replace(score, needs=needs, assumed=TUNED)
-            found.append(Alternative(score, best.context))
+        tuned = scorer.with_acceptance(_tuned(scorer.acceptance), best.context)
+        needs = replace(budget.cost(drafter.training_parameters, TUNING_TOKENS), init=hub_id)
+        found += _scored(session, tuned, drafter, best.context, needs=needs, assumed=TUNED)
     target = session.target.architecture
     if not target.num_experts:
         # A parent that lends its layers, and what they learn after, in tokens from scratch.
         learnt = PARENT_WORTH * tokens_behind(target) + DISTILLED_WORTH * PRUNING_TOKENS
         first = Independent.usual(target)
-        context = replace(usual, training="shared", pretrain_tokens=learnt)
-        needs = budget.cost(first.training_parameters, PRUNING_TOKENS)
-        if (score := _score(session, scorer, first, context)) is not None:
-            layers = first.architecture.num_hidden_layers
-            needs = replace(needs, init=f"the target's first {layers} layers")
-            found.append(Alternative(replace(score, needs=needs, assumed=CUT), context))
+        context = replace(scorer.context, budget=None, training="shared", pretrain_tokens=learnt)
+        init = f"the target's first {first.architecture.num_hidden_layers} layers"
+        needs = replace(budget.cost(first.training_parameters, PRUNING_TOKENS), init=init)
+        found += _scored(session, scorer, first, context, needs=needs, assumed=CUT)
     return found
 
 
-def _score(
-    session: SearchSession, scorer: Scorer, drafter: Drafter, context: AcceptanceContext
-) -> Score | None:
-    """The score in a context; None where the engine does not run it or it is over a limit."""
+def _scored(
+    session: SearchSession,
+    scorer: Scorer,
+    drafter: Drafter,
+    context: AcceptanceContext,
+    **known: Any,
+) -> list[Alternative]:
+    """The drafter scored in a context, with fields that are `known`; [] where the engine does not
+    run it or it is over a limit."""
     facts, source = engine_facts(session.request.engine), session.source
-    try:
+    with suppress(ArchsearchError):  # cannot be sharded, drafts no gamma that is asked for
         facts.check_drafter(drafter, shared_by(scorer.workload), source.version)
-        if any(over > 0 for over in scorer.constraints(drafter).values()):
-            return None
-        return scorer.with_acceptance(scorer.acceptance, context)(drafter)
-    except ArchsearchError:  # cannot be sharded, drafts no gamma that is asked for
-        return None
+        if scorer.feasible(drafter):
+            score = scorer.with_acceptance(scorer.acceptance, context)(drafter)
+            return [Alternative(replace(score, **known), context)]
+    return []

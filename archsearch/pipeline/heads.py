@@ -82,15 +82,13 @@ def head_plan(
 
 def keep_states(session: SearchSession, trainer: DraftTrainer) -> None:
     """What the heads of a search read is kept while its texts are written."""
-    for family in (name for name in HEAD_FAMILIES if name in session.request.families):
+    for family in _head_families(session):
         with suppress(ArchsearchError):  # of a target whose heads cannot be trained
             HeadTrainer(trainer).keep_states(HeadPlan.usual(family, 1))
 
 
 def head_rungs(session: SearchSession, trainer: DraftTrainer) -> HeadRungs:
     """The heads among the candidates of a search."""
-    asked = session.request.families
-    families: list[HeadFamily] = [name for name in HEAD_FAMILIES if name in asked]
     heads, seed = HeadTrainer(trainer), session.request.seed
 
     def train(plan: HeadPlan, seconds: float) -> TrainedHead:
@@ -99,14 +97,18 @@ def head_rungs(session: SearchSession, trainer: DraftTrainer) -> HeadRungs:
             return known
         return heads.train(plan, seconds, seed)
 
-    gammas = {family: gamma_to_train(session, family) for family in families}
+    gammas = {family: gamma_to_train(session, family) for family in _head_families(session)}
     return HeadRungs(gammas, train, lambda head, taus: head_score(session, head, taus))
+
+
+def _head_families(session: SearchSession) -> list[HeadFamily]:
+    return [name for name in HEAD_FAMILIES if name in session.request.families]
 
 
 def gamma_to_train(session: SearchSession, family: HeadFamily) -> int:
     """Draft tokens a round that a head of this search is trained for: those of the run's head,
-    where there is one; else what is best for the family's usual head on this device and load, if it
-    turns out well (HOPED)."""
+    where there is one; else what is best for the family's usual head here, if it turns out well
+    (HOPED)."""
     if (head := find_head(session.run.path, family)) is not None:
         return head.plan.gamma
     drafter = _as_trained(session, family)
@@ -137,17 +139,16 @@ def head_score(
     taus: Mapping[int, Estimate] | None = None,
     scorer: Scorer | None = None,
 ) -> Score:
-    """The score of a trained head by what was measured of it, or at other `taus`; by another scorer
-    than the session's."""
+    """The score of a trained head by what was measured of it, or at other `taus`, or by another
+    scorer."""
     drafter: Drafter = resolve_drafter(str(head.folder), session.target).drafter
     known = head.taus if taus is None else taus
     return (scorer or session.scorer).measured(drafter, head.alpha, dict(known))
 
 
 def served_gamma(path: Path, head: TrainedHead) -> int:
-    """Draft tokens a round that a run's head is served with unless something else is asked: the
-    best by held-out text in the run's engine; where its profile is gone all that it was trained
-    for."""
+    """Draft tokens a round that a run's head is served with: the best by held-out text in the run's
+    engine; where its profile is gone all that it was trained for."""
     try:
         return head_score(SearchSession.reopen(path), head).gamma
     except MissingDataError:
@@ -157,8 +158,8 @@ def served_gamma(path: Path, head: TrainedHead) -> int:
 def write_family_table(
     session: SearchSession, trainer: DraftTrainer, trained: Sequence[TrainedDraft]
 ) -> list[FamilyRow]:
-    """The best of every family that was trained or needs no training, measured on the run's
-    held-out text, fastest first; kept as families.json."""
+    """The best of every family that was trained or needs no training, on the run's held-out text,
+    fastest first; kept as families.json."""
     scorer, run, engine = session.scorer, session.run, session.request.engine
     tokens = f"{trainer.texts.choosing().written_tokens:,} held-out tokens"
     found: list[FamilyRow] = []
@@ -168,18 +169,15 @@ def write_family_table(
         score = replace(draft.score(scorer), rank=ranks.get(draft.architecture))
         record = read_training(draft.folder)  # None: weights that were put there
         seconds = record.seconds if record is not None else 0.0
-        own = FamilyRow.of(score, measured_on=tokens, seconds=seconds)
-        chains: list[FamilyRow] = []
+        found.append(FamilyRow.of(score, measured_on=tokens, seconds=seconds))
         if scorer.workload.batch_size == 1:  # chains run one request at a time
             with suppress(ArchsearchError):  # none can be replayed, nothing repeats
                 replays = Replays.of(scorer, engine, draft, trainer)
-                own = replace(own, note=replays.stopping_words())
+                found[0] = replace(found[0], note=replays.stopping_words())
                 best = replays.chain()
                 score, note = replays.score(best), replays.words(best)
-                chains = [  # its training is its draft's
-                    FamilyRow.of(score, measured_on=tokens, seconds=seconds, note=note)
-                ]
-        found += [own, *chains]
+                # its training is its draft's
+                found.append(FamilyRow.of(score, measured_on=tokens, seconds=seconds, note=note))
     for name in trained_heads(run.path):
         head, lacks = load_head(head_folder(run.path, name)), _lacks(session, name)
         found.append(
@@ -212,4 +210,5 @@ def compare_families(path: Path) -> list[FamilyRow]:
 
 
 def _lacks(session: SearchSession, name: str) -> str:
-    return engine_facts(session.request.engine).lacks(name, session.source.version)
+    facts, kind = engine_facts(session.request.engine), session.target.architecture.model_type
+    return facts.lacks(name, session.source.version, kind)

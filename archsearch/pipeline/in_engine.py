@@ -18,10 +18,10 @@ from archsearch.architecture.hf_config import to_hf_config
 from archsearch.capacity import memory_bytes, usable_bytes
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import (
-    EngineFacts,
     engine_facts,
     engine_title,
     engines_that,
+    names_of,
     runnable_engine,
 )
 from archsearch.engines import registry
@@ -50,15 +50,14 @@ from archsearch.runs.confirmed import Exact
 from archsearch.search.objective import Scorer
 from archsearch.workload import GGUF_DTYPES
 
-PARTIAL_FILE: Final = "partial-{what}-{engine}.json"
 ENGINE_BYTES: Final = 2 << 30  # an engine's own libraries and buffers, on a CPU
 _R = TypeVar("_R")
 
 
 @dataclass(frozen=True)
 class EngineChoice(Reached):
-    """Which engine runs, in a precision other than the run's, and how it is reached; None and empty
-    mean the run's own and the defaults."""
+    """Which engine runs, in which precision, and how it is reached; None and empty mean the run's
+    own and the defaults."""
 
     name: str | None = None
     dtype: str | None = None
@@ -74,9 +73,6 @@ def check_choice(
 ) -> None:
     """Raise ArchsearchError, before anything is loaded, for an engine that is not there or cannot
     do what is asked."""
-
-    def able(has: Callable[[EngineFacts], bool]) -> str:
-        return " or ".join(engines_that(has))
 
     facts = runnable_engine(name)
     if choice.server_url is not None:
@@ -100,23 +96,23 @@ def check_choice(
     if concurrency > 1 and not facts.batches:
         raise ArchsearchError(
             f"{name} runs one request at a time, so {concurrency} in flight cannot be confirmed in"
-            f" it; use --concurrency 1, or --engine {able(lambda row: row.batches)}"
+            f" it; use --concurrency 1, or --engine {names_of(lambda row: row.batches)}"
         )
     if schedule and not facts.schedules:
         raise ArchsearchError(
             f"{name} takes one gamma for all batch sizes; use --engine"
-            f" {able(lambda row: row.schedules)} for --schedule"
+            f" {names_of(lambda row: row.schedules)} for --schedule"
         )
     if synthetic and not facts.synthesises:
         raise ArchsearchError(
             f"{name} cannot accept by chance, which a draft without weights needs; train the draft"
-            f" first, or use --engine {able(lambda row: row.synthesises)} with --synthetic"
+            f" first, or use --engine {names_of(lambda row: row.synthesises)} with --synthetic"
         )
     for option, given in (("engine-path", choice.path), ("draft-dtype", choice.draft_dtype)):
         if given is not None and not facts.gguf:
             raise ArchsearchError(
-                f"--{option} is for --engine {able(lambda row: row.gguf)}, not for {name}; leave it"
-                " out"
+                f"--{option} is for --engine {names_of(lambda row: row.gguf)}, not for {name};"
+                " leave it out"
             )
     check_written(choice.draft_dtype or "float16")
     if choice.path is None:
@@ -127,8 +123,8 @@ def check_choice(
 def serving_scorer(
     session: SearchSession, engine: str, dtype: str | None = None, draft_dtype: str | None = None
 ) -> tuple[Scorer, str]:
-    """The session's scorer with the latencies of `engine` (at another precision than the run's, of
-    the draft other than the target's), and where those come from in words."""
+    """The session's scorer with the latencies of `engine` (at another precision, of target or
+    draft), and where those come from in words."""
     dtype, chosen = dtype or served_dtype(session, engine), session.source
     own, drafts = session.request, session.scorer.workload.draft_dtype or chosen.dtype
     if (engine, dtype) == (own.engine, chosen.dtype) and draft_dtype in (None, drafts):
@@ -141,7 +137,7 @@ def serving_scorer(
         except MissingDataError as error:
             return scorer, f"{words}; drafts priced in {dtype}: {error}"
         return scorer, f"{words}; drafts in {draft_dtype}"
-    folder, on_cpu = chosen.profile.get("folder"), chosen.device.kind == "cpu"
+    folder, on_cpu = chosen.profile.get("folder"), chosen.device.is_cpu
     check_engine(engine_facts(engine), chosen.device)
     asked = replace(
         own.asked,
@@ -164,13 +160,12 @@ def serving_scorer(
 def served_dtype(session: SearchSession, engine: str) -> str:
     """The precision of a run in an engine: a GGUF target's own in one on such files, else the
     run's."""
-    own = session.target.dtype_in(engine_facts(engine).gguf)
-    return own or session.source.dtype
+    return session.target.dtype_in(engine_facts(engine).gguf) or session.source.dtype
 
 
 def profile_first(session: SearchSession, scorer: Scorer, engine: str, dtype: str) -> str | None:
-    """The command that measures the engine's own passes, where the prediction of `scorer` does
-    without them; None where it has them. A profile's passes are those of transformers."""
+    """The command that measures the engine's own passes, where `scorer` does without them; None
+    where it has them. A profile's passes are those of transformers."""
     if engine == "transformers" or getattr(scorer.latency, "engine_", None) is not None:
         return None
     return profile_command(session, engine, dtype)
@@ -191,13 +186,11 @@ Drafters = Mapping[str, tuple[object, int]]
 
 @dataclass(frozen=True)
 class Bench:
-    """The engine that a session's drafters run in. `largest`: the shape of the largest of them, for
-    the memory (None: no larger than the target)."""
+    """The engine that a session's drafters run in."""
 
     session: SearchSession
     choice: EngineChoice
     known_trainer: DraftTrainer | None = None
-    largest: Architecture | None = None
 
     @cached_property
     def trainer(self) -> DraftTrainer:
@@ -223,13 +216,27 @@ class Bench:
         """The precision of drafts that was asked for, here or of the run."""
         return self.choice.draft_dtype or self._drafts
 
+    @property
+    def shape(self) -> Architecture:
+        """Of its largest drafter, at most."""
+        return self.session.target.architecture
+
+    @property
+    def scorer(self) -> Scorer:
+        """What predicts its rounds."""
+        return self._priced[0]
+
+    @property
+    def latency_words(self) -> str:
+        """Where its latencies come from."""
+        return self._priced[1]
+
     @cached_property
-    def scorer(self) -> tuple[Scorer, str]:
-        """What predicts its rounds, and where its latencies come from in words."""
+    def _priced(self) -> tuple[Scorer, str]:
         scorer, words = serving_scorer(self.session, self.name, self.dtype, self.draft_dtype)
         device = self.session.source.device
         try:
-            if device.kind == "cpu" and not self.choice.server_url:
+            if device.is_cpu and not self.choice.server_url:
                 resolve_device(device.key)
         except ArchsearchError as error:  # what differs is no error of the prediction
             other = f"predicted for another machine: {str(error).split(';')[0]}"
@@ -245,7 +252,7 @@ class Bench:
 
     @property
     def file_name(self) -> str:
-        """What its files are called by: the engine, and a precision other than the run's."""
+        """What its files are called by."""
         drafts = self.draft_dtype
         named = f"{self.name}-{self.dtype}" + (f"-{drafts}" if drafts else "")
         return self.name if self.own_dtype else named
@@ -313,8 +320,8 @@ class Bench:
         look: Callable[[Turn], object] = lambda turn: None,
     ) -> _R:
         """`summary` of what the plan came to; `words`: above its progress. One engine at a time is
-        alive where those of the plan do not fit the device together. `dummy`: the target's weights
-        are made up. `look`: see `run_plan`."""
+        alive where those of the plan do not fit together. `dummy`: the target's weights are made
+        up."""
         most = max(plan.concurrencies)
         longest = max(len(prompt.token_ids) for prompt in plan.prompts)
         settings = self._settings(
@@ -339,7 +346,7 @@ class Bench:
 
     def _settings(self, **own: Any) -> EngineSettings:
         """The session's device and ranks as an engine takes them. Raises ArchsearchError where the
-        device is a GPU and this machine has none: nothing measured here would be that GPU's."""
+        device is a GPU and this machine has none."""
         source, reached = self.session.source, asdict(self.choice)
         del reached["name"], reached["dtype"]
         facts = engine_facts(self.name)
@@ -347,7 +354,7 @@ class Bench:
         same = facts.gguf or own["dtype"] == self.dtype
         reached["draft_dtype"] = self.draft_dtype if same else None
         device = source.device
-        if device.kind != "cpu" and self.choice.server_url is None and not has_gpu():
+        if not device.is_cpu and self.choice.server_url is None and not has_gpu():
             raise ArchsearchError(
                 f"confirming on {device.key} takes a machine with that GPU, and this one has none;"
                 " copy the run there, or name a running server (--server-url)"
@@ -356,27 +363,25 @@ class Bench:
             mode=source.mode,
             tensor_parallel=self.session.scorer.workload.tensor_parallel,
             threads=source.threads,
-            device="cpu" if device.kind == "cpu" else "gpu",
+            device="cpu" if device.is_cpu else "gpu",
             **reached,
             **own,
         )
 
     def _crowded(self, engines: int, concurrency: int) -> bool:
-        """Whether the engines must take turns in memory: together they would need more than the
-        device has."""
+        """Whether the engines take turns: together they would need more memory than there is."""
         session, device = self.session, self.session.source.device
-        if device.kind != "cpu":
+        if not device.is_cpu:
             return True
         workload = replace(session.scorer.workload, batch_size=concurrency)
-        target = session.target.architecture
-        each = memory_bytes(target, self.largest or target, workload).total_bytes
+        each = memory_bytes(session.target.architecture, self.shape, workload).total_bytes
         return engines * (each + ENGINE_BYTES) > usable_bytes(device, workload)
 
 
 @contextmanager
 def kept_partial(path: Path, what: str) -> Iterator[None]:
     """Where an engine fails or is stopped in the block and had come to something, that is in `path`
-    and the message says so; where all of it runs the file goes. Raises RunFailed, Stopped."""
+    and the message says so; else the file goes. Raises RunFailed, Stopped."""
     try:
         yield
         path.unlink(missing_ok=True)
@@ -390,8 +395,7 @@ def kept_partial(path: Path, what: str) -> Iterator[None]:
 
 
 def at_pace(session: SearchSession, run: Callable[[], _R]) -> tuple[_R, float | None]:
-    """What `run` returns, and the machine's mean slowdown against its profile before and after
-    (None: not known)."""
+    """What `run` returns, and the machine's mean slowdown before and after (None: not known)."""
     before = machine_slowdown(session.source)
     found = run()
     known = [each for each in (before, machine_slowdown(session.source)) if each is not None]
@@ -404,8 +408,8 @@ def mid_answer(prompts: Sequence[EnginePrompt], tokens: int) -> int:
 
 
 def engine_target(ref: TargetRef, engine: str, dtype: str) -> Path | str:
-    """What an engine outside this process loads as the target: a folder or a hub id; one on GGUF
-    files the target's own file, where that is of the precision `dtype`."""
+    """What an engine outside this process loads as the target: a folder, a hub id, or, where it is
+    of the precision `dtype`, the target's own GGUF file."""
     from archsearch.models.load import packaged_gguf, weights_source
 
     if ref.weights and engine_facts(engine).gguf:
@@ -422,10 +426,15 @@ def random_draft(arch: Architecture, dtype: str, base: Path, *, load: bool = Fal
 
     if load:
         return build_draft(arch, dtype)
-    folder = base / arch.label().replace(" ", "_").replace("/", "-")
+    folder = shape_folder(arch, base)
     if not has_weights(folder):  # weights are written last
         save_draft(build_draft(arch, dtype), folder)
     return folder
+
+
+def shape_folder(arch: Architecture, base: Path) -> Path:
+    """Where a shape's files lie under `base`."""
+    return base / arch.label().replace(" ", "_").replace("/", "-")
 
 
 def write_shape(arch: Architecture, folder: Path) -> Path:
@@ -436,8 +445,8 @@ def write_shape(arch: Architecture, folder: Path) -> Path:
 
 def can_run(name: str, ref: TargetRef) -> bool:
     """Whether the target's own weights run; False where the engine makes them up, as it does for
-    dense ones that would be loaded from a hub (experts of random weights are not chosen as a
-    model's own). MissingDataError where it cannot."""
+    dense ones of a hub (experts of random weights are not chosen as a model's own).
+    MissingDataError where it cannot."""
     of_hub = ref.folder is None and not ref.weights and not ref.architecture.num_experts
     if of_hub and engine_facts(name).dummy_weights:
         return False
@@ -448,7 +457,7 @@ def can_run(name: str, ref: TargetRef) -> bool:
             return False
         raise MissingDataError(
             f"target {ref.name!r} has no weights here and {name} needs them; give a folder that has"
-            f" them, or use --engine {' or '.join(engines_that(lambda row: row.dummy_weights))},"
+            f" them, or use --engine {names_of(lambda row: row.dummy_weights)},"
             " which makes them up"
         ) from error
     return True

@@ -42,6 +42,7 @@ from archsearch.pipeline.serving import (
 )
 from archsearch.profiles import Profile, cpu_stack, draft_step_errors, find_profile, profiles_of
 from archsearch.records import as_data
+from archsearch.report.phrases import ServedBy
 from archsearch.speedup import tau
 from archsearch.threads import DEFAULT
 from archsearch.workload import (
@@ -64,11 +65,9 @@ GAMMAS: Final = (1, 2, 3, 4)
 
 @dataclass(frozen=True)
 class LatencySource:
-    """A latency model and where it comes from, in words and as data for run.yaml.
-
-    `served`: which engine of which version serves, and how it runs a draft, in words; `rounds`: the
-    same as data, on a GPU. `version` None: nobody knows which is served.
-    """
+    """A latency model and where it comes from, in words and as data for run.yaml. `served`: which
+    engine of which version serves, and how it runs a draft, in words; `rounds`: the same as data,
+    on a GPU. `version` None: nobody knows."""
 
     latency: LatencyOfRounds
     device: Device
@@ -82,21 +81,31 @@ class LatencySource:
     version: str | None = None
     served: str = ""
 
+    def running(self, drafter: RoundKind) -> LatencySource:
+        """The same, saying how another kind of drafter runs there."""
+        if self.rounds is None:
+            return self
+        rounds = self.rounds.running(drafter)
+        return replace(self, rounds=rounds, served=served_words(self.engine, rounds, self.device))
+
+    @property
+    def by(self) -> ServedBy:
+        """The same as answers show it."""
+        how = self.rounds.costs.title if self.rounds is not None else None
+        return ServedBy(self.engine, self.version, how, self.served)
+
 
 def fitting_ranks(device: Device, target: Architecture, workload: Workload) -> int:
-    """The fewest devices (1, 2, 4, 8) of a machine that hold the target with a tenth of their
-    memory to spare for a draft. `workload`: of one device.
-
-    Raises ArchsearchError where not even all do.
-    """
+    """The fewest devices (RANKS) of a machine that hold the target with a tenth of their memory to
+    spare for a draft. `workload`: of one. Raises ArchsearchError where not even all do."""
     usable, most = usable_bytes(device, workload), device.per_machine or RANKS[-1]
-    for ranks in (ranks for ranks in RANKS if ranks <= most):
+    for ranks in (each for each in RANKS if each <= most):
         shared = replace(workload, tensor_parallel=ranks)
         try:
             needed = memory_bytes(target, None, shared).total_bytes
         except InvalidShapeError:  # heads do not divide
             continue
-        if device.kind == "cpu" or needed <= 0.9 * usable:
+        if device.is_cpu or needed <= 0.9 * usable:
             return ranks
     one = memory_bytes(target, None, workload).total_bytes
     raise ArchsearchError(
@@ -111,12 +120,9 @@ def fitting_ranks(device: Device, target: Architecture, workload: Workload) -> i
 def served_target(ref: TargetRef, asked: WorkloadRequest) -> TargetRef:
     """`ref` as it will be served: with the routing skew that was asked for, and its layers' weights
     in the format that `--dtype` names, else in that of the published ones. fp8 is the dtype of the
-    pass where the device computes in it and was measured so, and a format of weights alone
-    elsewhere (on Ampere).
-
-    Raises ArchsearchError for published weights in a format that nobody prices and no dtype asked
-    for, and for quantised weights on a CPU.
-    """
+    pass where the device was measured so, and a format of weights alone elsewhere (on Ampere).
+    Raises ArchsearchError for published weights in a format that nobody prices, and for quantised
+    weights on a CPU."""
     ref = ref.routed(asked.routing_skew)
     name = None if asked.dtype is None else served_name(asked.dtype)
     published = ref.architecture.served_dtype
@@ -130,7 +136,7 @@ def served_target(ref: TargetRef, asked: WorkloadRequest) -> TargetRef:
     if name not in WEIGHT_BYTES:
         return replace(ref, architecture=ref.architecture.in_format(""))
     device = device_of(asked)
-    if device.kind == "cpu":
+    if device.is_cpu:
         raise ArchsearchError(
             f"weights in {name} are not priced on a CPU, where none of their kernels was measured;"
             f" {plain} (or name a --gpu)"
@@ -158,12 +164,12 @@ def choose_latency(
 ) -> tuple[LatencySource, Workload]:
     """The latency model that answers, and the workload with everything chosen that was left open.
 
-    The model is that of the profile named, or of the device's profile; where nobody profiled it,
-    the kernels of a relative carried over by the datasheets, and without a relative the datasheet
-    roofline (each said so). Without a dtype: that of quantised published weights, else
-    `fastest_dtype`. `drafter`: a kind whose rounds the engine must run. Raises ArchsearchError
-    where no number of devices holds the target, or the engine's version runs no such drafter,
-    MissingDataError without a usable profile.
+    The model is that of the profile named, or of the device's; where nobody profiled it, the
+    kernels of a relative carried over by the datasheets, and without one the datasheet roofline
+    (each said so). Without a dtype: that of quantised published weights, else `fastest_dtype`.
+    `drafter`: a kind whose rounds the engine must run. Raises ArchsearchError where no number of
+    devices holds the target, or the engine's version runs no such drafter, MissingDataError without
+    a usable profile.
     """
     profile, device = _profile_and_device(asked)
     if target.weight_format:  # all but the weights is in 16 bits
@@ -172,21 +178,21 @@ def choose_latency(
         )
     elif asked.dtype is not None:
         asked = replace(asked, dtype=dtype_name(asked.dtype))
-    if asked.engine is None:
-        asked = replace(asked, engine=default_engine(device, asked.mode))
-    check_dtype(asked.dtype or "", engine_facts(asked.engine), device)
+    engine = asked.engine or default_engine(device, asked.mode)
+    asked, facts = replace(asked, engine=engine), engine_facts(engine)
+    check_dtype(asked.dtype or "", facts, device)
     served_in = target.served_dtype  # of the published weights, where they are quantised
-    able = not asked.dtype and served_in in DTYPE_BYTES and device.kind != "cpu"
+    able = not asked.dtype and served_in in DTYPE_BYTES and not device.is_cpu
     if able and _computes_in(served_in, profile, device, asked):
         asked = replace(asked, dtype=served_in)
-    mode = asked.mode or default_mode(device, str(asked.engine))
-    rounds = rounds_of(asked, str(asked.engine), device, drafter)
+    mode = asked.mode or default_mode(device, engine)
+    rounds = rounds_of(asked, engine, device, drafter)
     if profile is None:
         source = _unprofiled(device, mode, asked, rounds)
     else:
         source = _profiled(profile, device, mode, asked, target, rounds)
-    served, rounds = served_words(source.engine, source.rounds, device), source.rounds
-    version = rounds.version if rounds is not None else installed_version(source.engine, device)
+    served, rounds = served_words(engine, source.rounds, device), source.rounds
+    version = rounds.version if rounds is not None else installed_version(engine, device)
     words = source.words + format_words(getattr(source.latency, "tables", None), target)
     experts = f"{target.expert_format} (experts)" if target.expert_format else source.dtype
     about = {
@@ -196,8 +202,7 @@ def choose_latency(
         "quantise": _to_quantise(target, source.dtype),
     }
     source = replace(source, version=version, served=served, profile=about, words=words)
-    work = _workload(asked, source.device, target, source.dtype, mode, source.rounds)
-    facts = engine_facts(source.engine)
+    work = _workload(asked, device, target, source.dtype, mode, rounds)
     drafts = dtype_of_drafts(asked.draft_dtype, facts, device, source.dtype)
     if drafts == source.dtype:
         return source, work
@@ -214,8 +219,7 @@ def choose_latency(
 
 def _to_quantise(target: Architecture, dtype: str) -> str:
     """What the published weights are yet to be brought into, "" for nothing: the name of a format
-    where they are in 16 bits; others, which no engine brings into it as it loads them, are named
-    too."""
+    where they are in 16 bits; others, which no engine brings into it, are named too."""
     kept, published = target.weight_format or dtype, target.served_dtype
     if target.expert_format != target.weight_format and kept in WEIGHT_BYTES:  # of experts alone
         published = published or target.expert_format
@@ -230,10 +234,10 @@ def _profile_and_device(asked: WorkloadRequest) -> tuple[Profile | None, Device]
         return profile, Device.from_dict(profile.device)
     device = resolve_device(asked.gpu or "cpu")
     try:
-        folder = find_profile(device.key, cpu_stack() if device.kind == "cpu" else None)
+        folder = find_profile(device.key, cpu_stack() if device.is_cpu else None)
         return Profile.load(folder), device
     except MissingDataError:
-        if device.kind == "cpu":
+        if device.is_cpu:
             raise
     return None, device
 
@@ -266,8 +270,8 @@ def _workload(
 
 
 def tables_of(device: Device, dtype: str) -> Profile | None:
-    """Kernels in `dtype` of a GPU, else of the nearest of its generation: imported tables of an
-    engine's before what torch ran, the user's own first."""
+    """Kernels in `dtype` of a GPU, else of the nearest of its generation: imported tables before
+    what torch ran, the user's own first."""
     near = [
         other
         for other in devices().values()
@@ -292,8 +296,7 @@ def _unprofiled(
     """Of a GPU that nobody profiled; the datasheet alone where no relative was measured in the
     dtype."""
     name = asked.dtype or next(d for d in DTYPE_PREFERENCE if d in device.flops_per_s)
-    profile = tables_of(device, name) if name in device.flops_per_s else None
-    engine = str(asked.engine)
+    profile, engine = tables_of(device, name), str(asked.engine)
     latency: LatencyOfRounds
     if profile is None:
         latency = RooflineLatency(device, name, mode, engine, rounds)
@@ -347,7 +350,7 @@ def _profiled(
             tables = engine_tables(profile, device, name, mode, engine)
             models[name] = LatencyModel(profile, name, mode, engine, rounds, tables)
         except MissingDataError as error:
-            if asked.dtype and engine_facts(engine).gguf and device.kind == "cpu":
+            if asked.dtype and engine_facts(engine).gguf and device.is_cpu:
                 raise MissingDataError(
                     f"profile {profile.folder} holds no passes of {engine} in {name}; measure them:"
                     f" archsearch profile --gpu cpu --target T --engine {engine} --dtype {name}"
@@ -370,41 +373,29 @@ def _profiled(
     best = fastest_dtype(
         step_s, lambda name, gamma: models[name].verify_s(target, workloads[name], gamma).value
     )
-    first = min(step_s, key=step_s.__getitem__)
-    slower = (
-        ""
-        if first == best
-        else f"; alone the target decodes {step_s[best] / step_s[first] - 1:.1%} faster in {first}"
-    )
-    return LatencySource(
-        models[best],
-        device,
-        best,
-        mode,
-        device.threads,
-        _about(models[best]),
-        _words(models[best], device)
-        + slower
-        + kernel_words(models[best].tables, target, best)
-        + _engine_words(models[best], device, engine),
-        engine,
-        models[best].rounds,
-    )
+    first, model = min(step_s, key=step_s.__getitem__), models[best]
+    words = _words(model, device)
+    if first != best:
+        faster = step_s[best] / step_s[first] - 1
+        words += f"; alone the target decodes {faster:.1%} faster in {first}"
+    words += kernel_words(model.tables, target, best) + _engine_words(model, device, engine)
+    about, threads = _about(model), device.threads
+    return LatencySource(model, device, best, mode, threads, about, words, engine, model.rounds)
 
 
 def engine_tables(
     profile: Profile, device: Device, dtype: str, mode: str, engine: str
 ) -> Profile | None:
-    """Tables in place of the kernels that torch ran on a GPU, where `engine` runs its own: of
-    several requests or tokens torch's attention takes up to four times as long."""
-    if device.kind != "gpu" or profile.imported or mode != "graph":
+    """Tables in place of torch's kernels on a GPU, where `engine` runs its own: of several requests
+    or tokens torch's attention takes up to four times as long."""
+    if device.is_cpu or profile.imported or mode != "graph":
         return None
     found = None if engine_facts(engine).in_process else tables_of(device, dtype)
     return found if found is not None and found.imported else None
 
 
 def _about(model: LatencyModel) -> dict[str, object]:
-    """The profile of a model, and the tables that compose its passes, for run.yaml."""
+    """The profile of a model, and its tables, for run.yaml."""
     own, tables = model.profile, model.tables
     about = {"folder": str(own.folder), "hash": own.fingerprint(), "origin": own.origin}
     if tables is not own:
@@ -416,11 +407,9 @@ def _about(model: LatencyModel) -> dict[str, object]:
 
 
 def fastest_dtype(step_s: Mapping[str, float], verify_s: Callable[[str, int], float]) -> str:
-    """The dtype in which the target decodes fastest (a speed-up over a slower one is none); of
-    those within AS_FAST of it, which a profile can hardly tell apart, the one in which a token
-    takes least once there is a draft that costs nothing (docs/decisions/006). `verify_s`: of a
-    dtype and one of GAMMAS.
-    """
+    """The dtype in which the target decodes fastest; of those within AS_FAST of it, which a profile
+    can hardly tell apart, the one in which a token takes least once there is a draft that costs
+    nothing (docs/decisions/006). `verify_s`: of a dtype and one of GAMMAS."""
     if len(step_s) == 1:
         return next(iter(step_s))
 
@@ -437,7 +426,7 @@ def _engine_words(model: LatencyModel, device: Device, engine: str) -> str:
     measures."""
     if model.engine_ is not None:
         return f"; passes as {engine} ran them ({len(model.engine_.rows)} rows)"
-    if not engine_facts(engine).in_process and device.kind == "cpu":
+    if not engine_facts(engine).in_process and device.is_cpu:
         power = f"n^({SEVERAL_TOKENS.value:.1f} ± {SEVERAL_TOKENS.std:.1f})"
         several = f", a pass over n tokens is taken as {power} of one"
         return (
@@ -449,8 +438,7 @@ def _engine_words(model: LatencyModel, device: Device, engine: str) -> str:
 
 
 def _round_words(rounds: EngineRounds | None) -> str:
-    """The engine's version, without how it runs one kind of drafter; "" where that plays no
-    part."""
+    """The engine's version; "" where that plays no part."""
     if rounds is None:
         return ""
     known = "assumed, none was found" if rounds.costs.assumed else "published"
@@ -459,13 +447,12 @@ def _round_words(rounds: EngineRounds | None) -> str:
 
 
 def _words(model: LatencyModel, device: Device) -> str:
-    """Where latencies come from, and what is known about their error."""
     profile, dtype, mode = model.profile, model.dtype, model.mode
     words = f"profile {profile.folder} ({len(profile.rows)} rows, {dtype}, {mode} mode)"
     stale = [
         f"{name} {there} there, {version} here"
         for name, version in cpu_stack().items()
-        if device.kind == "cpu"
+        if device.is_cpu
         and name != "python"
         and (there := profile.stack.get(name, DEFAULT if name == "waiting" else None)) != version
     ]
@@ -502,13 +489,10 @@ def acceptance_for(
     temperature: float = 0.0,
     state: Path | None = None,
 ) -> tuple[AcceptanceEstimator, str]:
-    """The estimator that `--alpha` names, and what it rests on in words.
-
-    A number; or a row of `acceptance.registry`, fitted to what earlier runs in `runs` measured for
-    this target, as far as their text is like the `asked` one. `state`: the file that keeps the
-    prior that a search began with, written when it is new; what the earlier runs moved is its
-    `earlier`.
-    """
+    """The estimator that `--alpha` names, and what it rests on in words: a number, or a row of
+    `acceptance.registry`, fitted to what earlier runs measured for this target, as far as their
+    text is like the `asked` one. `state`: the file that keeps the prior that a search began with,
+    written when it is new; what the earlier runs moved is its `earlier`."""
     if choice not in CHOICES:
         return GivenAcceptance(float(choice)), "given"
     if state is not None and state.exists():
@@ -533,13 +517,9 @@ def acceptance_for(
 
 
 def machine_slowdown(source: LatencySource) -> float | None:
-    """How much slower this CPU is now than when its profile was started, by the profile's own
-    probe; None where there is none.
-
-    Predicted times are at the profile's reference speed. A busy machine slows target and draft
-    alike, so speed-ups keep.
-    """
-    if not isinstance(source.latency, LatencyModel) or source.device.kind != "cpu":
+    """How much slower this CPU is than when its profile was started, by the profile's own probe;
+    None without one. A busy machine slows target and draft alike: speed-ups keep."""
+    if not isinstance(source.latency, LatencyModel) or not source.device.is_cpu:
         return None
     reference = source.latency.profile.probe_reference_s.get(source.dtype)
     if reference is None:

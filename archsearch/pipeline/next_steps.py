@@ -1,9 +1,8 @@
-"""What to measure next: the measurements that a user can make after a search, what each would
-teach, its minutes, its command.
+"""What to measure next: the measurements that a user can make after a search, what each would teach
+(`search.next_measurement`), its minutes, its command.
 
-What a measurement teaches: `search.next_measurement`. Its minutes come from the command's own
-budget, or from the times that the search itself predicts; constants that nobody measured on this
-machine are said in `minutes_from`.
+Minutes come from the command's own budget, or from predicted times; constants that nobody measured
+on this machine are said in `minutes_from`.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ SHOWN_LEAST: Final = 0.001
 
 def next_steps(session: SearchSession, scores: Sequence[Score]) -> list[Step]:
     """The measurements that would teach something about a ranking that nothing confirmed, most per
-    minute first: of each kind the best. `scores`: the search's, best first."""
+    minute first: of each kind the best."""
     if not scores:
         return []
     belief = Belief(session.scorer, scores, session.context_of)
@@ -89,8 +88,7 @@ def _step(
     seen: Outlook,
     needs: str = "",
 ) -> Step:
-    """A measurement that could be made, in `minutes` (and what they rest on); `seen`: what is
-    expected after it."""
+    """In `minutes` (and what they rest on); `seen`: what is expected after it."""
     speedup = belief.scores[belief.lead].speedup.value
     stds = speedup * seen.std, speedup * seen.std_after
     worth = (seen.gain, seen.changes, seen.value / minutes[0])
@@ -106,7 +104,7 @@ def _options(session: SearchSession, belief: Belief) -> Iterator[Step]:
 
 
 def _drafts_that_exist(session: SearchSession, belief: Belief) -> Iterator[Step]:
-    """alpha of drafts of the catalogue that have the target's tokens, on the user's prompts."""
+    """alpha of drafts of the catalogue, on the user's prompts."""
     target, request = session.target, session.request
     if target.nowhere:
         return
@@ -138,14 +136,14 @@ def _drafts_that_exist(session: SearchSession, belief: Belief) -> Iterator[Step]
 
 
 def existing_drafts(target: TargetRef) -> list[TargetRef]:
-    """Models of the catalogue that could draft for a target: weights to be had, of its family (or
-    made for it) with its vocabulary, at most a third of its size."""
-    same = [
+    """Models of the catalogue that could draft for a target: weights to be had, of its family with
+    its vocabulary, at most a third of its size."""
+    same = (
         entry.family
         for entry in catalogue.entries()
         if entry.name == target.name or entry.architecture == target.architecture
-    ]
-    family = same[0] if same else None
+    )
+    family = next(same, None)
     size = parameters(target.architecture)
     return [
         resolve_target(entry.name)
@@ -170,7 +168,7 @@ def _reading_s(session: SearchSession, draft: TargetRef) -> tuple[float, str]:
 
 
 def _weights_needed(*models: TargetRef) -> str:
-    """What is loaded that does not lie in a folder or a package here; "" for nothing."""
+    """What is loaded that does not lie here; "" for nothing."""
     remote = [ref.hub_id for ref in models if ref.folder is None and not ref.weights and ref.hub_id]
     size = sum(4 * parameters(ref.architecture) for ref in models) / 2**30
     needed = [f"the weights of {' and '.join(remote)}"] if remote else []
@@ -217,7 +215,7 @@ def _short_trainings(session: SearchSession, belief: Belief) -> Iterator[Step]:
 def _training_speed(session: SearchSession, belief: Belief) -> tuple[float, str]:
     """(training tokens/s, what that rests on)."""
     device = session.source.device
-    if device.kind == "cpu":
+    if device.is_cpu:
         return FIRST_GUESS_SPEED, f"{FIRST_GUESS_SPEED:.0f} training tokens/s assumed"
     peak = TRAINING_SHARE * training_peak(device)
     speed = peak / (6.0 * pass_parameters(belief.scores[0].architecture))
@@ -260,10 +258,9 @@ def _synthetic(session: SearchSession, belief: Belief) -> Iterator[Step]:
 
 
 def _needed(session: SearchSession, engine: str = "") -> str:
-    """What is missing here to run on the search's device, in `engine` where one is named; "" for
-    nothing."""
+    """What is missing here to run on the search's device, in `engine` where one is named."""
     device, missing = session.source.device, []
-    if device.kind != "cpu" and all(gpu.name != device.name for gpu in visible_gpus()):
+    if not device.is_cpu and all(gpu.name != device.name for gpu in visible_gpus()):
         missing.append(f"a machine with {device.name}")
     if engine and not engine_facts(engine).in_process:
         try:
@@ -274,8 +271,7 @@ def _needed(session: SearchSession, engine: str = "") -> str:
 
 
 def _profile(session: SearchSession, belief: Belief) -> Iterator[Step]:
-    """The device profiled, where nobody has measured this one here: imported tables, a relative's
-    kernels, the datasheet."""
+    """The device profiled, where nobody has measured this one here."""
     request, source = session.request, session.source
     latency = source.latency
     here = latency.profile if isinstance(latency, LatencyModel) else None

@@ -13,7 +13,6 @@ from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.models.files import has_weights
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.needs import Needs, TrainingBudget
-from archsearch.pipeline.candidates import serving_ranks
 from archsearch.pipeline.rounds_explained import remedied
 from archsearch.pipeline.session import SearchSession
 from archsearch.recipes.folder import write_recipe
@@ -51,12 +50,9 @@ class RecipeRequest:
 
 
 def make_recipe(request: RecipeRequest) -> MadeRecipe:
-    """Write the folder that trains a rank of a run.
-
-    Raises ArchsearchError for a rank that needs no training or exists already, a library that does
-    not train its family or shape, too few GPUs; MissingDataError for a target of which neither a
-    hub id nor a folder is known.
-    """
+    """Write the folder that trains a rank of a run. Raises ArchsearchError for a rank that needs no
+    training, a library that does not train its family or shape, too few GPUs; MissingDataError for
+    a target of which neither a hub id nor a folder is known."""
     run = open_run(request.run)
     score = run.score(request.rank)
     needs = _training(score, request.run, run.scores())
@@ -71,7 +67,7 @@ def make_recipe(request: RecipeRequest) -> MadeRecipe:
             " 24h)"
         )
     facts = session.request.asked
-    asked = session.run.arguments.get("prompts")
+    asked = run.arguments.get("prompts")
     prompts = request.prompts.absolute() if request.prompts else asked or "prompts.jsonl"
     own_version = facts.engine_version if facts.engine == "vllm" else None
     scorer = session.scorer_of(score)
@@ -99,7 +95,7 @@ def make_recipe(request: RecipeRequest) -> MadeRecipe:
         stages,
         share_gpus(
             request.gpus,
-            serving_ranks(run),
+            session.scorer.workload.tensor_parallel,
             needs,
             online=library.name in ONLINE,
             halves=fits(target, None, half, session.source.device),
@@ -123,9 +119,9 @@ def make_recipe(request: RecipeRequest) -> MadeRecipe:
 
 
 def _training(score: Score, run: Path, every: list[Score]) -> Needs:
-    """What the training of a rank takes. Raises ArchsearchError where there is none to do."""
+    """Raises ArchsearchError where there is none to do."""
     needs, name = score.needs, f"rank {score.rank} of {run} ({score.family})"
-    trains = [each for each in every if each.needs is not None and each.needs.kind == "training"]
+    trains = [each for each in every if each.needs_kind == "training"]
     other = f"; rank {trains[0].rank} is to be trained: --rank {trains[0].rank}" if trains else ""
     if needs is None:
         raise ArchsearchError(f"{name}: the run says nothing of its training; search again")

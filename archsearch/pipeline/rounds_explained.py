@@ -10,8 +10,7 @@ from dataclasses import replace
 from archsearch.drafts.records import scored_by
 from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import EngineRounds
-from archsearch.pipeline.latency import LatencySource
-from archsearch.report.phrases import ServedBy, host_words, launches
+from archsearch.report.phrases import host_words, launches
 from archsearch.report.terminal.estimate import Difference
 from archsearch.runs.tables import Remedied
 from archsearch.search.objective import Score, Scorer
@@ -27,21 +26,13 @@ def free_layers(scorer: Scorer, score: Score) -> float | None:
     return None if free is None or math.isinf(free) else free
 
 
-def served_by(source: LatencySource) -> ServedBy:
-    """Who serves."""
-    how = source.rounds.costs.title if source.rounds is not None else None
-    return ServedBy(source.engine, source.version, how, source.served)
-
-
 def warnings_of(
     rounds: EngineRounds | None, latency: str, priced: Sequence[tuple[str, Scorer, Score]]
 ) -> list[str]:
     """What a reader must know of the engine's version: that its figures are another's, that it runs
-    drafts, or many rows, without graphs, and what mends it.
-
-    `latency`: where times come from, in words; `priced`: name, scorer and score of drafts; the one
-    that would be fastest with graphs is mentioned, by name where there are several.
-    """
+    drafts, or many rows, without graphs, and what mends it. `latency`: where times come from, in
+    words; `priced`: name, scorer and score of drafts; the one that would be fastest with graphs is
+    mentioned."""
     if rounds is None:
         return []
     found = [rounds.note] if rounds.note else []
@@ -115,8 +106,8 @@ def too_long(scorer: Scorer, context: int) -> list[str]:
 
 
 def difference(draft: str, better: Score, worse: Score, worse_there: Score) -> Difference:
-    """The term that makes the difference between two engines. `worse_there`: the worse engine at
-    the better one's gamma."""
+    """The term that sets two engines apart. `worse_there`: the worse engine at the better one's
+    gamma."""
     parts = error_by_term(better.terms, worse_there.terms)
     terms = ("decode_s", "draft_s", "verify_s", "overhead_s")
     term = max(terms, key=lambda name: float(getattr(parts, name)))
@@ -125,7 +116,7 @@ def difference(draft: str, better: Score, worse: Score, worse_there: Score) -> D
         first, second = str(better.engine), str(worse.engine)
     where = f"at gamma {better.gamma} " if better.gamma != worse.gamma else ""
     # of the rounds' times; alpha is the same for both
-    stds = (time.std / time.value for score in (better, worse) if (time := score.round_s))
+    stds = (time.relative_std for score in (better, worse) if (time := score.round_s))
     apart = math.log(better.speedup.value / worse.speedup.value) > math.hypot(*stds)
     doubt = "" if apart else " (less than the error bars)"
     gains = f"{first} {better.speedup.value:.2f}x, {second} {worse.speedup.value:.2f}x"
@@ -134,8 +125,8 @@ def difference(draft: str, better: Score, worse: Score, worse_there: Score) -> D
 
 
 def _why(term: str, better: tuple[str, Score], worse: tuple[str, Score]) -> str:
-    """The term in words, with the engine's name at each number. `better`, `worse`: (name, score)
-    of the two engines."""
+    """With the engine's name at each number. `better`, `worse`: (name, score) of the two
+    engines."""
     slow = worse[1]
     host = slow.bound == "host"
     if host and term == "overhead_s":

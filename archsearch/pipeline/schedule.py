@@ -3,7 +3,7 @@ in flight."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,7 @@ from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.forms import vllm_drafter_config
 from archsearch.drafts.heads import run_head
 from archsearch.drafts.records import acceptance_of
-from archsearch.engine_facts import engine_facts, engine_title, shared_by
+from archsearch.engine_facts import engine_facts, shared_by
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.export.engines import schedule_words
@@ -58,9 +58,9 @@ BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def usual_batches(scorer: Scorer, device: Device) -> list[int]:
-    """Batch sizes that are looked at: up to twice the largest of which passes were measured; 1
-    alone where an engine runs one request at a time on a GPU."""
-    if device.kind == "gpu" and not engine_facts(scorer.latency.engine).batches:
+    """Batch sizes that are looked at: up to twice the largest that was measured; 1 alone where an
+    engine runs one request at a time on a GPU."""
+    if not device.is_cpu and not engine_facts(scorer.latency.engine).batches:
         return [1]
     largest = scorer.latency.largest_batch
     return [size for size in BATCH_SIZES if largest is None or size <= max(1, 2 * largest)]
@@ -72,13 +72,11 @@ def schedule_points(
     alpha: Estimate,
     taus: dict[int, Estimate],
     device: Device,
-    batch_sizes: Sequence[int] = BATCH_SIZES,
+    batch_sizes: Iterable[int] = BATCH_SIZES,
 ) -> list[SchedulePoint]:
-    """The best gamma at each batch size that fits the device's memory, ascending.
-
-    gamma 0 where no gamma is faster than drafting nothing. tau does not depend on the batch:
-    requests are accepted apart. Raises ArchsearchError where not even the smallest batch fits.
-    """
+    """The best gamma at each batch size that fits the device's memory, ascending; 0 where none is
+    faster than drafting nothing. tau does not depend on the batch. Raises ArchsearchError where not
+    even the smallest batch fits."""
     points = []
     for batch in sorted(set(batch_sizes)):
         served = replace(scorer.workload, batch_size=batch)
@@ -96,7 +94,7 @@ def schedule_points(
 def schedule_point(
     scorer: Scorer, draft: Draft, alpha: Estimate, taus: dict[int, Estimate], batch: int
 ) -> SchedulePoint:
-    """The best gamma at one batch size, 0 where none is faster than drafting nothing."""
+    """The same at one batch size."""
     local = scorer.at_batch(batch)
     scores = {
         gamma: local.measured(draft, alpha, taus, gammas=[gamma])
@@ -113,11 +111,9 @@ def schedule_point(
 
 def adaptive_speedup(scorer: Scorer, draft: Draft, tokens: Estimate, gamma: int) -> Estimate:
     """Speed-up of drafting `gamma` tokens for every request and verifying as many of all of them as
-    bring the most tokens a second, the likeliest first: vLLM's adaptive verification.
-
-    `tokens`: tau where all are verified. Its doubt is the caller's; the std here is that of what
-    the engine can forecast and of what choosing costs it.
-    """
+    bring the most tokens a second, the likeliest first: vLLM's adaptive verification. `tokens`: tau
+    where all are verified. Its doubt is the caller's; the std here is that of what the engine can
+    forecast and of what choosing costs."""
     latency, target, work = scorer.latency, scorer.target, scorer.workload
 
     served, graph, roomy = latency.rounds, None, latency
@@ -151,9 +147,8 @@ def _adaptive(
     asked: _Asked, draft: Draft, taus: Mapping[int, Estimate], schedule: GammaSchedule
 ) -> Adaptive | None:
     """Adaptive verification beside the schedule, with the gamma that loses least on it at its worst
-    batch size: its speed-up at each point, and which to use. None where the engine has none for
-    such a drafter, or does not start with it: of an older version, under other switches, without
-    CUDA graphs (so on any CPU)."""
+    batch size. None where the engine does not start with it for such a drafter: of an older
+    version, under other switches, without CUDA graphs (so on any CPU)."""
     facts, rounds = engine_facts(asked.engine), asked.scorer.latency.rounds
     most = largest_gamma(schedule.ranges, 0)
     able = [gamma for gamma in sorted(schedule.points[0].by_gamma) if 0 < gamma <= most]
@@ -166,7 +161,6 @@ def _adaptive(
     places = [(point, asked.scorer.at_batch(point.batch_size)) for point in schedule.points]
 
     def gains_of(speeds: Sequence[Estimate]) -> list[float]:
-        """Over the table, at each batch size."""
         tables = [point.speedup.value if point.speedup else 1.0 for point, _ in places]
         return [speed.value / table for speed, table in zip(speeds, tables, strict=True)]
 
@@ -208,12 +202,9 @@ def schedule_rank(
     session: SearchSession, rank: int, engine: str | None = None, batch_sizes: Sequence[int] = ()
 ) -> Scheduled:
     """The best gamma at each batch size of a candidate, by the latencies of `engine`; written to
-    best/<rank>/schedule.json.
-
-    Without `batch_sizes`: up to 256, on a CPU up to twice the largest batch of which passes were
-    measured. vLLM's speculative_config.json of the rank gets the schedule too. Raises
-    ArchsearchError where the engine takes one gamma for such a drafter.
-    """
+    best/<rank>/schedule.json and vLLM's speculative_config.json of the rank. Without `batch_sizes`:
+    up to 256, on a CPU up to twice the largest batch of which passes were measured. Raises
+    ArchsearchError where the engine takes one gamma for such a drafter."""
     score, folder = session.run.score(rank), session.run.best_dir(rank)
     otherwise = f"rank {rank} with gamma {score.gamma}, or choose a rank of another family"
     asked = _Asked(session, engine, score.proposer, otherwise)
@@ -237,10 +228,8 @@ def schedule_head(
     session: SearchSession, family: str, engine: str | None = None, batch_sizes: Sequence[int] = ()
 ) -> Scheduled:
     """The same of a trained head of the run, with tokens a round as they were replayed; written to
-    heads/<family>/schedule.json, where `export --family` finds it.
-
-    Raises ArchsearchError where the run has no such head, or the engine takes no schedule for it.
-    """
+    heads/<family>/schedule.json. Raises ArchsearchError where the run has no such head, or the
+    engine takes no schedule for it."""
     trained = run_head(session.run.path, family)
     most, name = trained.plan.gamma, trained.plan.family
     drafter = resolve_drafter(str(trained.folder), session.target).drafter
@@ -257,9 +246,13 @@ def schedule_head(
     )
 
 
+Known = tuple[Draft, Estimate, dict[int, Estimate]]
+"""A draft with its alpha, and tau by gamma."""
+
+
 class _Asked:
-    """The engine that is asked for a schedule of a drafter: its name, its latencies in words, and
-    the scorer with them. Raises ArchsearchError where it takes one gamma for all batch sizes."""
+    """The engine that is asked for a schedule of a drafter, its latencies in words, and the scorer
+    with them. Raises ArchsearchError where it takes one gamma for all batch sizes."""
 
     def __init__(
         self, session: SearchSession, engine: str | None, drafter: Drafter, otherwise: str
@@ -268,21 +261,21 @@ class _Asked:
         self.engine = engine or session.request.engine
         self.scorer, self.words = serving_scorer(session, self.engine)
         facts, workload = engine_facts(self.engine), self.scorer.workload
-        facts.check_drafter(drafter, shared_by(workload), self.scorer.latency.engine_version)
+        version, kind = self.scorer.latency.engine_version, self.scorer.target.model_type
+        facts.check_drafter(drafter, shared_by(workload), version, target=kind)
         if why := facts.unscheduled_words(drafter.family):
             raise ArchsearchError(f"{why}; serve {otherwise}")
 
     def plan(
         self,
-        draft: tuple[Draft, Estimate, dict[int, Estimate]],
+        draft: Known,
         gamma: int,
         batch_sizes: Sequence[int],
         folder: Path,
         **who: Any,
     ) -> Scheduled:
-        """The schedule of a draft (with its alpha, and tau by gamma), written to `folder`, and what
-        the command says of it."""
-        schedule, note = _planned(self, draft, batch_sizes)
+        """The schedule of a draft, written to `folder`."""
+        schedule, note = self._planned(draft, batch_sizes)
         at = {each.batch_size: self.scorer.at_batch(each.batch_size) for each in schedule.points}
         priced = [(f"batch size {size}", by, by.measured(*draft)) for size, by in at.items()]
         save(folder / SCHEDULE_FILE, schedule)
@@ -297,43 +290,37 @@ class _Asked:
             **who,
         )
 
+    def _planned(self, draft: Known, batch_sizes: Sequence[int]) -> tuple[GammaSchedule, str]:
+        scorer, device, facts = self.scorer, self.session.source.device, engine_facts(self.engine)
+        one_by_one = not device.is_cpu and not facts.batches
+        if one_by_one:
+            check_batch(facts, device, max(batch_sizes, default=1))
+        flight = self.session.scorer.workload.batch_size
+        # a schedule begins at batch size 1
+        sizes = {1, *(batch_sizes or usual_batches(scorer, device))}
+        unmeasured = scorer.latency.largest_batch is not None and flight > max(sizes)
+        sizes |= set() if unmeasured else {flight}
+        points = schedule_points(scorer, *draft, device, sizes)
+        known = {point.batch_size: point for point in points}
 
-def _planned(
-    asked: _Asked,
-    draft: tuple[Draft, Estimate, dict[int, Estimate]],
-    batch_sizes: Sequence[int],
-) -> tuple[GammaSchedule, str]:
-    """The schedule, and what is to be noted of it."""
-    scorer, device, facts = asked.scorer, asked.session.source.device, engine_facts(asked.engine)
-    one_by_one = device.kind == "gpu" and not facts.batches
-    if one_by_one:
-        check_batch(facts, device, max(batch_sizes, default=1))
-    flight = asked.session.scorer.workload.batch_size
-    usual = usual_batches(scorer, device)
-    sizes = sorted({1, *(batch_sizes or usual)})  # a schedule begins at batch size 1
-    if flight <= sizes[-1]:
-        sizes = sorted({*sizes, flight})
-    points = schedule_points(scorer, *draft, device, sizes)
-    known = {point.batch_size: point for point in points}
+        def gamma_of(batch: int) -> int:
+            known.setdefault(batch, schedule_point(scorer, *draft, batch))
+            return known[batch].gamma
 
-    def gamma_of(batch: int) -> int:
-        known.setdefault(batch, schedule_point(scorer, *draft, batch))
-        return known[batch].gamma
-
-    between = refined([(point.batch_size, point.gamma) for point in points], gamma_of)
-    chosen = merged([known[batch] for batch, _ in between], kept=flight)
-    most, largest = points[-1].batch_size, scorer.latency.largest_batch
-    note = f"{engine_title(asked.engine)} runs one request at a time." if one_by_one else ""
-    if most < sizes[-1]:
-        over = next(size for size in sizes if size > most)
-        note = f"At batch size {over} the KV caches do not fit {device.key}."
-    elif not batch_sizes and largest is not None:
-        note = (
-            f"Passes were measured up to batch size {largest}; above {most} nothing is predicted."
+        between = refined([(point.batch_size, point.gamma) for point in points], gamma_of)
+        chosen = merged([known[batch] for batch, _ in between], kept=flight)
+        most, largest = points[-1].batch_size, scorer.latency.largest_batch
+        note = f"{facts.title} runs one request at a time." if one_by_one else ""
+        if over := [size for size in sizes if size > most]:
+            note = f"At batch size {min(over)} the KV caches do not fit {device.key}."
+        elif not batch_sizes and largest is not None:
+            above = f"above {most} nothing is predicted"
+            note = f"Passes were measured up to batch size {largest}; {above}."
+        slow = ", ".join(
+            str(each.batch_size) for each in points if each.speedup and each.speedup.value < 1.0
         )
-    slow = [str(each.batch_size) for each in points if each.speedup and each.speedup.value < 1.0]
-    if slow:
-        listed = ", ".join(slow)
-        note = f"{note} Without the draft loaded a server is faster at batch size {listed}.".strip()
-    ranges = schedule_from_points(chosen)
-    return GammaSchedule(ranges, tuple(points), asked.engine, asked.words), note
+        if slow:
+            slow = f"Without the draft loaded a server is faster at batch size {slow}."
+        ranges = schedule_from_points(chosen)
+        schedule = GammaSchedule(ranges, tuple(points), self.engine, self.words)
+        return schedule, " ".join(filter(None, (note, slow)))

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 def score_spaces(session: SearchSession) -> study.SearchResult:
-    """The studies over all shapes of each family as one result; beside whoever scores along. Raises
-    ArchsearchError where no shape of any family keeps within the limits."""
+    """The studies over all shapes of each family as one result. Raises ArchsearchError where no
+    shape of any family keeps within the limits."""
     spaces, where = session.families.spaces, session.request.storage or session.run.storage_file
     with ProgressLine("search") as line, storage_errors(where):
         storage = open_storage(where)
@@ -86,18 +86,17 @@ def _scored(
 
 def hopeless(session: SearchSession) -> str:
     """Why nothing that the search would train can be expected to pay: of no shape the 5 to 95 % of
-    the predicted speed-up reach 1x, whatever alpha and times within them turn out to be. "" where
-    one does, and where the run has begun to train."""
+    the predicted speed-up reach 1x. "" where one does, and where the run has begun to train."""
     if (session.run.path / RUNGS_FILE).is_file() or (session.run.path / "finalists").is_dir():
         return ""
     trained = (INDEPENDENT, *HEAD_FAMILIES)
     spaces = [space for space in session.families.spaces if space.family in trained]
     found = _within_limits(session, study.merged([_scored(session, space) for space in spaces]))
     best = max(found.best, key=lambda score: score.speedup.interval[1])
-    if best.speedup.interval[1] >= 1.0:
+    low, high = best.speedup.interval
+    if high >= 1.0:
         return ""
     request, workload = session.request, session.scorer.workload
-    low, high = best.speedup.interval
     alpha, needed = best.alpha, best.break_even_alpha
     pays = (
         "no alpha would make it pay"
@@ -120,13 +119,9 @@ def hopeless(session: SearchSession) -> str:
     )
 
 
-PARETO_FILE = "pareto.json"
-PICTURE_FILE = "pareto.svg"
-
-
 def write_pareto(session: SearchSession, scores: Sequence[Score]) -> ParetoSet:
-    """pareto.json and pareto.svg of the run; what the first holds. `scores`: those of the search,
-    which stand for spaces that were not scored in full."""
+    """pareto.json and pareto.svg of the run. `scores`: those of the search, which stand for spaces
+    that were not scored in full."""
     goals, scorer, run = check_goals(session.request.pareto), session.scorer, session.run
     found: list[Score] = []
     whole, auto = [], session.request.sampler == AUTO
@@ -143,6 +138,6 @@ def write_pareto(session: SearchSession, scores: Sequence[Score]) -> ParetoSet:
     known = {run.score(rank).proposer: found for rank, found in decided.items() if found}
     members = pareto(scorer, found, goals, lambda score: known.get(score.proposer))
     pareto_set = ParetoSet({name: GOALS[name] for name in goals}, tuple(whole), tuple(members))
-    save(run.path / PARETO_FILE, pareto_set)
-    write_picture(run.path / PICTURE_FILE, drawn(pareto_chart(pareto_set)))
+    save(run.path / "pareto.json", pareto_set)
+    write_picture(run.path / "pareto.svg", drawn(pareto_chart(pareto_set)))
     return pareto_set

@@ -32,7 +32,6 @@ from archsearch.pipeline.climb.plan import (
     COMPARISON_COST,
     affordable_prompts,
     make_plan,
-    measured_draft,
     plan_text,
     summary,
     trial_rows,
@@ -51,12 +50,7 @@ from archsearch.pipeline.families import (
 from archsearch.pipeline.heads import head_rungs, keep_states, write_family_table
 from archsearch.pipeline.in_engine import EngineChoice
 from archsearch.pipeline.next_steps import next_steps
-from archsearch.pipeline.rounds_explained import (
-    free_layers,
-    served_by,
-    too_long,
-    warnings_of,
-)
+from archsearch.pipeline.rounds_explained import free_layers, too_long, warnings_of
 from archsearch.pipeline.scoring import hopeless, none_within, score_spaces, write_pareto
 from archsearch.pipeline.session import SearchRequest, SearchSession
 from archsearch.pipeline.shared_work import Job, SharedWork
@@ -71,26 +65,33 @@ from archsearch.records import as_data, save
 from archsearch.report.answer import at_hand_switched
 from archsearch.report.phrases import latency_warning, shell_path
 from archsearch.report.reading import read_run
-from archsearch.report.terminal.search import Brought, Climbed, Searched, Survey, SurveyRow
+from archsearch.report.terminal.search import (
+    Brought,
+    Climbed,
+    MeasuredDraft,
+    Searched,
+    Survey,
+    SurveyRow,
+)
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.lock import run_lock
 from archsearch.runs.run import RUNGS_FILE
 from archsearch.runs.state import StateFile
 from archsearch.runs.tables import BUDGETS_FILE, TextVerdict
 from archsearch.search import study
-from archsearch.search.objective import Score, Scorer
+from archsearch.search.objective import Score, Scorer, best_first
 from archsearch.search.ranking import best_of_each, led_by_need, rivals
 from archsearch.search.rungs import Plan
 
 
 def search(request: SearchRequest, *, anyway: bool = False) -> Searched:
-    """Score, rank and, with `confirm`, train drafts, run the best in the engine and write
-    everything into the run folder.
+    """Score, rank and, with `confirm`, train drafts, run the best in the engine; all is written
+    into the run folder.
 
-    With `confirm` the target writes its text first, so that the search knows how much of it a
-    trimmed head covers. Then those are trained in full that short trainings leave, or, without a
-    `climb`, the prior's best `finalists` (`pipeline.climb`). Where nothing that would be trained
-    can be expected to pay, it only ranks, and says why as `refused`, unless `anyway`.
+    With `confirm` the target writes its text first: the search then knows how much of it a trimmed
+    head covers. Trained in full are those that short trainings leave, or, without a `climb`, the
+    prior's best `finalists`. Where nothing that would be trained can be expected to pay, it only
+    ranks, and says why as `refused`, unless `anyway`.
     """
     start = time.monotonic()
     session = SearchSession.start(request)
@@ -183,9 +184,26 @@ def train_and_confirm(session: SearchSession, start: float) -> Searched:
         steps=state.steps,
         prompts=trainer.prompts.source,
         measured=tuple(
-            measured_draft(ascent.measured(draft), draft, coverage) for draft in trained
+            _measured(draft, ascent.measured(draft), coverage.share(draft.architecture.head_rows))
+            for draft in trained
         ),
         text=text,
+    )
+
+
+def _measured(draft: TrainedDraft, score: Score, coverage: float) -> MeasuredDraft:
+    shape = draft.architecture
+    return MeasuredDraft(
+        label=shape.label(),
+        shape=shape,
+        alpha=draft.alpha,
+        alpha_by_category=draft.alpha_by_category,
+        gamma=score.gamma,
+        tau=score.tau,
+        tau_by_gamma=draft.tau,
+        speedup=score.speedup,
+        coverage=coverage,
+        head_rows=shape.head_rows,
     )
 
 
@@ -194,17 +212,16 @@ def text_result(
 ) -> TextVerdict | None:
     """The verdict on the run's text by its best trained draft; None where none was trained."""
     drafts = {draft.architecture: draft for draft in trained}
-    best = next((score for score in ranked if score.architecture in drafts), None)
-    if best is None:
-        return None
-    return text_verdict(scorer, trainer, drafts[best.architecture])
+    shapes = (score.architecture for score in ranked)
+    best = next((drafts[shape] for shape in shapes if shape in drafts), None)
+    return None if best is None else text_verdict(scorer, trainer, best)
 
 
 def write_ranked(
     session: SearchSession, trained: Sequence[TrainedDraft], ranked: Sequence[Score]
 ) -> list[Score]:
     """best/ of the run: trained drafts by what was measured of them, then the best of the rest and
-    of the drafters besides; as many as were asked for."""
+    of the drafters besides."""
     besides = [each.score for each in session.besides if within_budget(session, each.score)]
     measured = [
         replace(draft.score(session.scorer), needs=Needs("exists", str(draft.folder)))
@@ -213,15 +230,12 @@ def write_ranked(
     measured.sort(key=lambda score: -score.worth)
     shapes = {score.architecture for score in measured}
     rest = [score for score in ranked if score.architecture not in shapes]
-    rest = sorted([*rest, *besides], key=lambda score: -score.ranked_by)
-    everything = [*measured, *rest]
+    everything = [*measured, *best_first([*rest, *besides])]
     chosen = everything[: max(session.request.top, len(trained))]
-    have = [score for score in besides if score.needs is not None and score.needs.kind == "exists"]
+    have = [score for score in besides if score.needs_kind == "exists"]
     for score in [*best_of_each(everything), *have[:EXISTING]]:  # however far behind
         chosen += [] if score in chosen else [score]
-    others = sorted(
-        (score for score in chosen if score not in measured), key=lambda score: -score.ranked_by
-    )
+    others = best_first(score for score in chosen if score not in measured)
     scores = [*measured, *led_by_need(session.groups(others))]
     best = [score.with_rank(rank) for rank, score in enumerate(scores, start=1)]
     write_best(session, best, {draft.architecture: draft for draft in trained})
@@ -264,7 +278,7 @@ def outcome(
         run=session.run.path,
         target=session.target.name,
         device=source.device.key,
-        by=served_by(source),
+        by=(source.running(ranked[0].proposer.rounds) if ranked else source).by,
         free_layers=free_layers(scorer, ranked[0]) if ranked else None,
         warnings=(*too_long(scorer, reach), *unprofiled, *advice),
         latency=source.words,
@@ -298,18 +312,16 @@ def outcome(
 
 
 def in_run(scored: Sequence[Score], ranked: Sequence[Score]) -> list[Score]:
-    """The ranks of a run, drafters that exist among them, then what was scored besides; best
-    first."""
+    """The ranks of a run, then what was scored besides; best first."""
     kept = {(score.proposer, score.needs) for score in ranked}
     rest = [score for score in scored if (score.proposer, score.needs) not in kept]
     after = itertools.count(len(ranked) + 1)
     both = [*ranked, *(score.with_rank(next(after)) for score in rest)]
-    return sorted(both, key=lambda score: -score.ranked_by)
+    return best_first(both)
 
 
 def best_head(families: Sequence[str], engine: str) -> str:
-    """The first of `families`, best first, that is of heads and that archsearch runs in `engine`;
-    "" for none."""
+    """The first head of `families` that archsearch runs in `engine`; "" for none."""
     runs = engine_facts(engine).confirms
     return next((name for name in families if name in HEAD_FAMILIES and name in runs), "")
 
@@ -317,7 +329,7 @@ def best_head(families: Sequence[str], engine: str) -> str:
 @dataclass(frozen=True)
 class Confirming:
     """The last step of a search that trained: the best in the engine, each on as many prompts as
-    the time that is left allows."""
+    there is time for."""
 
     session: SearchSession
     trainer: DraftTrainer
@@ -331,8 +343,8 @@ class Confirming:
     def ranks(
         self, count: int, shared: SharedWork | None = None, later: float = 0.0
     ) -> list[Confirmed]:
-        """The first `count` ranks; those of several GPUs at once. What was confirmed before a kill
-        is not again. `later`: confirmations that follow and need time too."""
+        """The first `count` ranks; those of several GPUs at once. What was confirmed before is not
+        again. `later`: confirmations that follow and need time too."""
         session, file, run = self.session, self.file, self.session.run
         done, begin = file.state.confirmed, time.monotonic()
 
@@ -358,8 +370,8 @@ class Confirming:
         return [found for found in map(run.confirmed, range(1, count + 1)) if found is not None]
 
     def best_head(self, head: str) -> None:
-        """Run the best head beside the best draft, once, where the plan has time for that; else a
-        note says with which command."""
+        """Run the best head beside the best draft, once, if the plan has time; else a note says
+        how."""
         session, file = self.session, self.file
         if not self.plan.compares:
             file.note(
@@ -388,11 +400,8 @@ LEAST_PARAMETERS: Final = 4e9
 
 
 def surveyed_devices(request: SearchRequest) -> tuple[str, ...]:
-    """The GPUs to answer for; () where the search is for a device: one that was named, that is
-    here, or this CPU.
-
-    Raises ArchsearchError for an unknown target.
-    """
+    """The GPUs to answer for; () where the search is for one that was named, that is here, or this
+    CPU. Raises ArchsearchError for an unknown target."""
     asked = request.asked
     if asked.gpu is not None or asked.profile is not None or request.confirm or visible_gpus():
         return ()
@@ -407,13 +416,12 @@ def surveyed_devices(request: SearchRequest) -> tuple[str, ...]:
         path.parent.name for path in list_profiles() if path.is_relative_to(profile_roots()[-1])
     )
     keys = sorted(set(shipped), key=lambda key: load_device(key).bandwidth_bytes_per_s)
-    return tuple(key for key in keys if load_device(key).kind == "gpu")
+    return tuple(key for key in keys if not load_device(key).is_cpu)
 
 
 def survey(request: SearchRequest, devices: Sequence[str]) -> Survey:
-    """The best that one can have today and the best within the training budget on each of
-    `devices`, as `search` ranks them; a device that cannot hold the target has an `error`. No run
-    folder is left."""
+    """The best to be had today and within the training budget on each of `devices`, as `search`
+    ranks them; a device that cannot hold the target has an `error`. No run folder is left."""
     rows: list[SurveyRow] = []
     with (
         ProgressLine("search on the GPUs that ship") as line,
@@ -433,11 +441,9 @@ def survey(request: SearchRequest, devices: Sequence[str]) -> Survey:
 
 
 def _brought(found: Searched) -> Brought:
-    """What a row needs of a search's result."""
-
     def first(trains: bool) -> Score | None:
-        kinds = ((score, score.needs.kind if score.needs else "training") for score in found.best)
-        return next((score for score, kind in kinds if (kind == "training") == trains), None)
+        kinds = ("training", "") if trains else ("exists", "nothing")
+        return next((score for score in found.best if score.needs_kind in kinds), None)
 
     return Brought(
         engine=found.by.served,

@@ -1,5 +1,5 @@
 """Who serves what: the engine, its version and its switches, chosen where they were left open,
-refused where they cannot be; a mix of work, from a file or of one kind of request."""
+refused where they cannot be; a mix of work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from archsearch.drafters.drafter import RoundKind
-from archsearch.engine_facts import ENGINES, EngineFacts, engine_facts
+from archsearch.engine_facts import ENGINES, EngineFacts, engine_facts, names_of
 from archsearch.engine_rounds import (
     HOST,
     EngineRounds,
@@ -43,31 +43,27 @@ from archsearch.workload import (
 
 
 def default_engine(device: Device, mode: Mode | None) -> str:
-    """The engine of a device where none is named: on a GPU vLLM, or transformers where a mode
-    without CUDA graphs is asked."""
-    return "transformers" if device.kind == "cpu" or mode == "eager" else "vllm"
+    """The engine of a device where none is named: on a GPU vLLM, or transformers for a mode without
+    CUDA graphs."""
+    return "transformers" if device.is_cpu or mode == "eager" else "vllm"
 
 
 def default_mode(device: Device, engine: str) -> Mode:
-    """How an engine runs on a device: serving engines replay CUDA graphs on GPUs, transformers
-    launches kernel by kernel."""
-    return "eager" if device.kind == "cpu" or engine_facts(engine).in_process else "graph"
+    """Serving engines replay CUDA graphs on GPUs, transformers launches kernel by kernel."""
+    return "eager" if device.is_cpu or engine_facts(engine).in_process else "graph"
 
 
 def with_engine(asked: WorkloadRequest, drafter: RoundKind = "draft_model") -> WorkloadRequest:
-    """The request with its engine and, on a GPU, its version chosen, and held against the device,
-    the switches, the mode and the batch size that were asked for. `drafter`: the kind that is to
-    run.
-
-    Raises ArchsearchError where no such engine runs so.
-    """
+    """The request with its engine and, on a GPU, its version chosen, and held against all that was
+    asked for. `drafter`: the kind that is to run. Raises ArchsearchError where no such engine runs
+    so."""
     device = device_of(asked)
     facts = engine_facts(asked.engine or default_engine(device, asked.mode))
     check_engine(facts, device)
     rounds = rounds_of(asked, facts.name, device, drafter)
     check_batch(facts, device, asked.batch_size)
     usual = default_mode(device, facts.name)
-    if device.kind != "cpu" and asked.mode not in (None, usual):
+    if not device.is_cpu and asked.mode not in (None, usual):
         off = [
             name
             for name in ("enforce_eager", "disable_cuda_graph")
@@ -89,12 +85,9 @@ def engine_requests(
     drafter: RoundKind,
 ) -> list[WorkloadRequest]:
     """`asked` for each of `engines` in each of its `versions` (`0.16.0` where one engine is asked
-    for, else `vllm=0.16.0`), with the switches that the engine has. Neither: for the engine of
-    `asked`, or the device's default.
-
-    Raises ArchsearchError for a version of an engine that was not named, a switch that no engine
-    has, or an engine that cannot.
-    """
+    for, else `vllm=0.16.0`), with the switches that it has. Neither: for the engine of `asked`, or
+    the device's default. Raises ArchsearchError for a version of an engine that was not named, a
+    switch that no engine has, or an engine that cannot."""
     by_engine: dict[str, list[str]] = {name: [] for name in engines}
     for text in versions:
         name, named, version = text.rpartition("=")
@@ -128,8 +121,8 @@ def engine_requests(
 
 
 def check_engine(facts: EngineFacts, device: Device) -> None:
-    """Raise ArchsearchError where the engine does not run on the device, or nothing is known of it
-    there."""
+    """Raise ArchsearchError where the engine does not run on the device, or nothing is known of
+    it."""
     if not _runs_on(facts, device):
         able = ", ".join(name for name, row in ENGINES.items() if _runs_on(row, device))
         raise ArchsearchError(
@@ -141,18 +134,17 @@ def check_dtype(
     dtype: str, facts: EngineFacts, device: Device | None = None, option: str = "--dtype"
 ) -> None:
     """Raise ArchsearchError for a format of GGUF files and an engine that does not compute in it,
-    or a GPU, where none of its kernels was measured."""
-    if dtype in GGUF_DTYPES and device is not None and device.kind != "cpu":
+    or a GPU."""
+    if dtype in GGUF_DTYPES and device is not None and not device.is_cpu:
         near = f", {'int8' if DTYPE_BYTES[dtype] > 0.75 else 'int4'} weights of about as many bits"
         raise ArchsearchError(
             f"{dtype} is priced on a CPU only, not on {device.key}; {option} float16 prices the"
             f" model in 16 bits{near if option == '--dtype' else ''}"
         )
     if dtype in GGUF_DTYPES and not facts.gguf:
-        able = " or ".join(name for name, row in ENGINES.items() if row.gguf)
         raise ArchsearchError(
             f"{dtype} is a format of GGUF files, in which {facts.title} does not compute; add"
-            f" --engine {able}"
+            f" --engine {names_of(lambda row: row.gguf)}"
         )
 
 
@@ -161,10 +153,10 @@ def dtype_of_drafts(asked: str | None, facts: EngineFacts, device: Device, dtype
     on GPUs 16 bits beside fewer, else the target's (in llama.cpp `kind_of_drafts`). Raises
     ArchsearchError for what cannot be.
 
-    An engine reads a draft's own config for it: vLLM makes a ModelConfig of the draft's, with the
-    target's quantization for MTP only (config/speculative.py; 0.25.1 kept EAGLE-3 heads in 16 bits
-    beside fp8 targets), SGLang too, with the target's only where --quantization was given and
-    --speculative-draft-model-quantization was not (server_args.py).
+    Engines read a draft's own config for it: vLLM takes the target's quantization for MTP only
+    (config/speculative.py; 0.25.1 kept EAGLE-3 heads in 16 bits beside fp8 targets), SGLang only
+    where --quantization was given and --speculative-draft-model-quantization was not
+    (server_args.py).
     """
     if asked is not None:
         if "," in asked:
@@ -174,13 +166,13 @@ def dtype_of_drafts(asked: str | None, facts: EngineFacts, device: Device, dtype
                 f"--draft-dtype {asked}: only `estimate` prices drafts with weights in it"
             )
         check_dtype(asked, facts, device, "--draft-dtype")
-        if device.kind == "cpu" and not facts.gguf and asked != dtype:
+        if device.is_cpu and not facts.gguf and asked != dtype:
             raise ArchsearchError(
                 f"{facts.title} runs drafts on a CPU in the target's precision ({dtype}), not in"
                 f" {asked}; leave --draft-dtype out, or add --engine llama.cpp"
             )
         return asked
-    if device.kind == "cpu":
+    if device.is_cpu:
         return kind_of_drafts(dtype) if facts.gguf else dtype
     return "bfloat16" if DTYPE_BYTES[dtype] < 2 else dtype
 
@@ -198,7 +190,7 @@ def check_batch(facts: EngineFacts, device: Device, batch_size: int) -> None:
 
 
 def _runs_on(facts: EngineFacts, device: Device) -> bool:
-    if device.kind == "cpu":  # what an engine adds there is measured by running it
+    if device.is_cpu:  # what an engine adds there is measured by running it
         return bool(facts.make)
     if facts.cpu_only or (facts.nvidia_only and device.vendor != "NVIDIA"):
         return False
@@ -208,9 +200,9 @@ def _runs_on(facts: EngineFacts, device: Device) -> bool:
 def rounds_of(
     asked: WorkloadRequest, engine: str, device: Device, drafter: RoundKind
 ) -> EngineRounds | None:
-    """How the engine's version runs rounds of a kind of drafter on a GPU; None on a CPU. Raises
+    """How the engine's version runs rounds of a drafter on a GPU; None on a CPU. Raises
     ArchsearchError for a version or switch it lacks."""
-    if device.kind == "cpu":
+    if device.is_cpu:
         for option in ("engine_options", "engine_version", "host"):
             if getattr(asked, option):
                 named = option.replace("_", "-").removesuffix("s")
@@ -234,7 +226,7 @@ def rounds_of(
 
 
 def installed_version(engine: str, device: Device) -> str | None:
-    """The version that is installed here and runs on such a device; None where there is none."""
+    """The version that is installed here for such a device; None where there is none."""
     facts = engine_facts(engine)
     if facts.in_process:
         return package_version(engine)
@@ -275,9 +267,9 @@ LIMITS: Final = ("tpot_ms", "ttft_ms", "memory_gib", "parameters")
 
 
 def asked_mix(load: LoadRequest, asked: WorkloadRequest) -> tuple[Mix | None, WorkloadRequest]:
-    """The mix that was asked for, None for none, and the request with what it says of the server;
-    batch size and context are then those of its heaviest part. Raises ArchsearchError for a file
-    that holds no mix, or contradicts the options."""
+    """The mix that was asked for, or None, and the request with what it says of the server; batch
+    size and context are then its heaviest part's. Raises ArchsearchError for a file that holds no
+    mix, or contradicts the options."""
     if not load.asks:
         return None, asked
     if load.workload is not None:
@@ -295,8 +287,7 @@ def reach_of(asked: WorkloadRequest, mix: Mix | None) -> int:
 
 
 def of_mix(mix: Mix, load: LoadRequest, asked: WorkloadRequest) -> tuple[Mix, WorkloadRequest]:
-    """`asked_mix` of one that is known; options go before its own objective and limits. Raises
-    ArchsearchError as it does."""
+    """`asked_mix` of one that is known; options go first. Raises ArchsearchError as it does."""
     given = {name: getattr(load, f"max_{name}") for name in LIMITS}
     limits = {name: value for name, value in given.items() if value is not None}
     mix = replace(mix, limits=replace(mix.limits, **limits))

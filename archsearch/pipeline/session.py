@@ -62,13 +62,12 @@ class SearchRequest:
     """What `archsearch search` was asked. `confirm`: how many of the best to run in the engine,
     after `finalists` drafts were trained; 0 ends with the ranking. `domain`: "" for one that
     follows from the rest (`settled`). `climb`: short trainings decide which shapes are trained in
-    full, and `time_budget_s` holds everything. `families`: of drafters; none named: all that the
-    engine runs where nothing is trained, else independent drafts. `sampler`: see
-    `search.study.How`; `workers`: processes that score and train, 0: this one only, and none may
-    join; `executor`: where they run; `pareto`: goals of a set (`search.pareto`); `mix`: what scores
-    are over, with `asked` of its heaviest part (`serving.asked_mix`); `training_budget_s`:
-    device-seconds that alphas of drafters to be trained assume (None:
-    `training_budget.budget_s`)."""
+    full, and `time_budget_s` holds everything. `families`: none named: all that the engine runs
+    where nothing is trained, else independent drafts. `sampler`: see `search.study.How`; `workers`:
+    processes that score and train, 0: this one only, and none may join; `executor`: where they run;
+    `pareto`: goals of a set (`search.pareto`); `mix`: what scores are over, with `asked` of its
+    heaviest part (`serving.asked_mix`); `training_budget_s`: device-seconds that alphas of drafters
+    to be trained assume (None: `training_budget.budget_s`)."""
 
     target: str
     asked: WorkloadRequest = WorkloadRequest()
@@ -105,7 +104,7 @@ class SearchRequest:
 
     @property
     def temperature(self) -> float:
-        """Temperature of the sampling; 0 is greedy."""
+        """0 is greedy."""
         return self.asked.temperature
 
     @property
@@ -121,9 +120,9 @@ class SearchRequest:
     def spaces(
         self, source: LatencySource, target: TargetRef, ranks: int, longest: int
     ) -> FamilySpaces:
-        """The families of the search with their spaces, for drafters served on `ranks` devices (see
-        `SearchSpace.served`). A space that was named is its family's, which is then the only one
-        unless others are named."""
+        """The families with their spaces, for drafters served on `ranks` devices (see
+        `SearchSpace.served`). A space that was named is its family's, the only one unless others
+        are named."""
         own = load_space(self.space or default_space(target.architecture))
         named = self.families or ((own.family,) if self.space is not None else ())
         facts, trains = engine_facts(source.engine), self.confirm > 0
@@ -136,8 +135,7 @@ class SearchRequest:
 
     def check(self) -> None:
         """Raise ArchsearchError, before a run folder is made, for prompts or text that cannot be
-        read (also where only a ranking is asked for), a storage that cannot be used, and what is
-        of workers where there are none."""
+        read, a storage that cannot be used, and what is of workers where there are none."""
         if self.prompts is not None or self.heldout is not None or self.confirm:
             load_prompt_set(self.prompts, self.heldout).check_apart()
         if self.text is not None:
@@ -150,18 +148,18 @@ class SearchRequest:
             open_storage(self.storage)
 
     @property
-    def continues(self) -> bool:
-        """Whether the folder that was named holds a run already."""
-        return self.run is not None and (self.run / "run.yaml").exists()
+    def continued(self) -> Path | None:
+        """The folder that was named, where it holds a run already."""
+        return self.run if self.run is not None and (self.run / "run.yaml").exists() else None
 
     def settled(self) -> SearchRequest:
         """The same request with what nobody said: the run's domain and largest gamma where it
-        continues one; else the domain `narrow` where prompts of one kind decide (the user's, or the
-        ones that drafts are trained on), `chat` where not."""
+        continues one; else the domain `narrow` where prompts of one kind decide (the user's, or
+        those that drafts learn from), `chat` where not."""
         narrow = self.prompts is not None or self.confirm > 0
         before: Mapping[str, Any] = {}
-        if self.run is not None and self.continues:
-            before, narrow = open_run(self.run).arguments, True
+        if self.continued is not None:
+            before, narrow = open_run(self.continued).arguments, True
         gamma = before.get("max_gamma") if self.max_gamma == MAX_GAMMA else None
         return replace(
             self,
@@ -171,8 +169,7 @@ class SearchRequest:
         )
 
     def arguments(self) -> dict[str, object]:
-        """What run.yaml keeps and a continued run must repeat: one flat table, under the names of
-        the options."""
+        """What run.yaml keeps and a continued run must repeat, under the names of the options."""
         said = asdict(self.asked).items()
         asked = {"context" if name == "context_len" else name: value for name, value in said}
         flat = vars(self) | asked
@@ -198,11 +195,9 @@ class SearchRequest:
         **fields: Any,
     ) -> tuple[SearchRequest, str]:
         """(the request with what was left open, None, decided; why it only ranks although it had
-        time to train, or "").
-
-        A time budget is meant for training unless alpha was given as a number or no weights are at
-        hand. It climbs where it trains and nobody fixed how many finalists there are.
-        """
+        time to train, or ""). A time budget is meant for training unless alpha was given as a
+        number or no weights are at hand. It climbs where nobody fixed how many finalists there
+        are."""
         trains = alpha is not None and registry.trains(alpha)
         count, note = confirm or 0, ""
         if confirm is None and (trains or (time_budget_s is not None and alpha is None)):
@@ -249,9 +244,9 @@ class SearchRequest:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a search chooses for a request before anything is scored. `longest`: tokens in the KV
-    cache at the end of an answer; `budget_s`: device-seconds that alphas of drafters to be trained
-    assume; None: runs of earlier versions knew none."""
+    """What a search chooses before anything is scored. `longest`: tokens in the KV cache at the end
+    of an answer; `budget_s`: device-seconds that alphas of drafters to be trained assume; None:
+    runs of earlier versions knew none."""
 
     target: TargetRef
     source: LatencySource
@@ -287,12 +282,12 @@ class Setting:
         limits = memory_limits(families.spaces[0], target.architecture, held, device)
         budget = request.training_budget_s
         if new:
-            spent = request.time_budget_s if request.confirm and device.kind == "cpu" else None
+            spent = request.time_budget_s if request.confirm and device.is_cpu else None
             budget = budget_s(budget or spent, device)
         return cls(target, source, workload, families, limits, longest, budget)
 
     def recorded(self, request: SearchRequest) -> dict[str, object]:
-        """What run.yaml keeps of the request, with the training budget that was chosen."""
+        """`arguments`, with the training budget that was chosen."""
         return request.arguments() | {"training_budget_s": self.budget_s}
 
     def scorer(self, request: SearchRequest, acceptance: AcceptanceEstimator) -> Scorer:
@@ -318,8 +313,8 @@ class Setting:
 @dataclass(frozen=True)
 class SearchSession:
     """A search in progress or reopened: what was asked (`request`), what was chosen for it
-    (`setting`) and what scores by what is known (`scorer`). A step that learns hands on another
-    one. `besides`: drafters other than those of the spaces."""
+    (`setting`) and what scores (`scorer`). A step that learns hands on another one. `besides`:
+    drafters other than those of the spaces."""
 
     request: SearchRequest
     setting: Setting
@@ -350,7 +345,7 @@ class SearchSession:
         return self.scorer.with_acceptance(self.scorer.acceptance, self.context_of(score))
 
     def context_of(self, score: Score) -> AcceptanceContext:
-        """Where acceptance was asked for of a score."""
+        """Where acceptance was asked for."""
         for each in self.besides:
             if (each.score.proposer, each.score.needs) == (score.proposer, score.needs):
                 return each.context
@@ -358,8 +353,8 @@ class SearchSession:
 
     @classmethod
     def start(cls, request: SearchRequest) -> SearchSession:
-        """Choose what was left open and open or create the run folder: everything that can be
-        wrong, before any work."""
+        """Choose what was left open and open or create the run folder: all that can be wrong,
+        first."""
         request = request.settled()
         request.check()
         request = replace(request, asked=with_engine(request.asked, request.kind))
@@ -370,9 +365,8 @@ class SearchSession:
             "space": setting.families.spaces[0].to_dict(),
             "profile": setting.source.profile,
         }
-        if request.continues:
-            assert request.run is not None
-            run = resume_run(request.run, arguments, **described)
+        if request.continued is not None:
+            run = resume_run(request.continued, arguments, **described)
         else:
             ensure_writable_dir(request.run or Path("runs"))
             device = setting.source.device.to_dict()
@@ -387,8 +381,8 @@ class SearchSession:
 
     @classmethod
     def reopen(cls, path: Path) -> SearchSession:
-        """The session of an existing run folder, with the arguments and profile it was made with.
-        Raises MissingDataError where that is not here."""
+        """The session of an existing run, as it was made. Raises MissingDataError where its profile
+        is not here."""
         run = open_run(path)
         profile = run.info["profile"]
         folder, weights = profile.get("folder"), profile.get("weights")
@@ -423,14 +417,12 @@ class SearchSession:
         return cls(request, setting, scorer, run, words, text)
 
     def earlier(self) -> dict[str, object] | None:
-        """What earlier runs moved (`acceptance.known.Earlier`); None where none did, or
-        nobody wrote it down."""
+        """What earlier runs moved (`acceptance.known.Earlier`); None where none did."""
         path = self.run.path / PRIOR_FILE
         return read_json(path, "prior of the run").get("earlier") if path.exists() else None
 
     def about(self) -> dict[str, object]:
-        """What scores depend on besides space and scorer, for the storage: the profile, and how it
-        is read."""
+        """What scores depend on besides space and scorer, for the storage."""
         profile, rounds, mix = self.source.profile, self.source.rounds, self.request.mix
         known = {name: profile.get(name) for name in ("hash", "source", "dtype", "mode")}
         known |= {"drafts": profile["drafts"]} if "drafts" in profile else {}
@@ -443,7 +435,7 @@ class SearchSession:
         from archsearch.models.load import LoadedTarget  # needs torch, which ranking does not
 
         # for a GPU of another machine on the CPU
-        device = "cuda" if self.source.device.kind != "cpu" and has_gpu() else "cpu"
+        device = "cuda" if not self.source.device.is_cpu and has_gpu() else "cpu"
         least = int(self.run.info.get("heldout_least", 0))
         prompts = load_prompt_set(self.request.prompts, self.request.heldout, least)
         return DraftTrainer(
@@ -458,16 +450,14 @@ class SearchSession:
 
 def _with_fastest_drafts(request: SearchRequest) -> SearchRequest:
     """The request with one precision of drafts: that in which the best drafter that has one (not
-    lookup) is fastest, else the first; a continued run's own.
-
-    Acceptance is predicted the same in all; a run trains, confirms and exports in one.
-    """
+    lookup) is fastest, else the first; a continued run's own. Acceptance is predicted the same in
+    all."""
     names = (request.asked.draft_dtype or "").split(",")
     if len(names) == 1:
         return request
     each = {name: replace(request.asked, draft_dtype=name) for name in names}
-    if request.run is not None and request.continues:
-        known = open_run(request.run).arguments.get("draft_dtype")
+    if request.continued is not None:
+        known = open_run(request.continued).arguments.get("draft_dtype")
         return replace(request, asked=each.get(str(known)) or each[names[0]])
     acceptance, _ = acceptance_for(request.alpha, request.target, temperature=request.temperature)
 
@@ -506,10 +496,8 @@ def default_space(target: Architecture) -> str:
 def memory_limits(
     space: SearchSpace, target: Architecture, workload: Workload, device: Device
 ) -> Limits:
-    """The space's own limits, and what the target leaves free on the device.
-
-    Raises ArchsearchError where the target alone does not fit.
-    """
+    """The space's own limits, and what the target leaves free. Raises ArchsearchError where it
+    alone does not fit the device."""
     limits = space.limits(target)
     needed = memory_bytes(target, None, workload).total_bytes
     usable = usable_bytes(device, workload)
@@ -524,8 +512,8 @@ def memory_limits(
 
 
 def check_weights(target: TargetRef) -> None:
-    """Raise MissingDataError before long work where a target's weights cannot be had here (a hub is
-    asked later, by loading)."""
+    """Raise MissingDataError where a target's weights cannot be had here (a hub is asked by
+    loading)."""
     from archsearch.models.load import packaged_gguf, weights_source
 
     if target.folder is None and target.weights:  # converted by loading
@@ -536,7 +524,7 @@ def check_weights(target: TargetRef) -> None:
 
 def cannot_train(target: str, gpu: str | None, engine: str | None) -> str:
     """Why drafts of a target cannot be trained and confirmed here, in the engine that was named; ""
-    where nothing speaks against it before loading."""
+    where nothing speaks against it."""
     ref = resolve_target(target)
     try:
         if engine is not None:
@@ -544,6 +532,6 @@ def cannot_train(target: str, gpu: str | None, engine: str | None) -> str:
         check_weights(ref)
     except ArchsearchError as error:
         return str(error)
-    if gpu is not None and resolve_device(gpu).kind != "cpu" and not has_gpu():
+    if gpu is not None and not resolve_device(gpu).is_cpu and not has_gpu():
         return f"drafts for {gpu} are trained and confirmed on it, and this machine has no GPU"
     return ""

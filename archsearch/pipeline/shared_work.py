@@ -2,10 +2,8 @@
 (`search.claims`), and where those processes run: on this machine, or as tasks of a Ray cluster.
 
 Who searches posts what is to be done next; whoever has joined takes a job, does it in the run's
-folder, which all must reach, and says so. What lies there finished is not done again, whatever a
-storage says. The search holds a claim of its own, so that its helpers know when it ended.
-
-A worker is `archsearch worker --run NAME` wherever it runs, the storage's URL in its environment.
+folder, which all must reach, and says so. What lies there finished is not done again. The search
+holds a claim of its own, so that its helpers know when it ended.
 """
 
 from __future__ import annotations
@@ -30,7 +28,6 @@ from archsearch.search.claims import Claims, Details
 from archsearch.search.storage import open_storage, storage_errors
 
 JobKind = Literal["short", "full", "confirm"]
-JOBS: Final = "archsearch-jobs-{name}-{digest}"  # the study
 SEARCH: Final = "search"  # the claim of the process that posts
 TRAINING_GRACE_S: Final = 60.0  # a training holds its process more than scoring does
 POLL_S: Final = 0.5
@@ -39,7 +36,7 @@ POLL_S: Final = 0.5
 @dataclass(frozen=True, slots=True)
 class Job:
     """One thing to do. `short` and `full`: train `shape` to `tokens` in all, a full one for
-    `seconds` at most; `confirm`: run `rank` in the engine on `prompts` prompts."""
+    `seconds` at most; `confirm`: run `rank` in the engine."""
 
     kind: JobKind
     shape: Architecture
@@ -71,8 +68,7 @@ def _job(details: Details) -> Job:
 
 
 class SharedWork:
-    """The jobs of one search, in its storage. `created`: of its run, so that another run of that
-    name has jobs of its own."""
+    """The jobs of one search. `created`: of its run: another of that name has jobs of its own."""
 
     def __init__(
         self, storage: str, name: str, created: str, *, grace_s: float = TRAINING_GRACE_S
@@ -82,15 +78,15 @@ class SharedWork:
         with storage_errors(storage):
             self.study = optuna.create_study(
                 storage=open_storage(storage),
-                study_name=JOBS.format(name=name, digest=digest(created)[:8]),
+                study_name=f"archsearch-jobs-{name}-{digest(created)[:8]}",
                 load_if_exists=True,
             )
         self.claims = Claims(self.study, grace_s=grace_s)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Say that the search lives, until the block ends. What it, or a killed one, posted and
-        nobody does is taken back."""
+        """Say that the search lives, until the block ends. What was posted and nobody does is taken
+        back."""
         self.claims.withdraw()
         try:
             with self.claims.hold(SEARCH):
@@ -152,9 +148,9 @@ class LocalProcesses:
 
 
 class RayTasks:
-    """Workers as tasks of a Ray cluster that runs already (`RAY_ADDRESS`, else the one of this
-    machine), each on one CPU and, where the search is for one, one GPU. Ray places them; nodes need
-    archsearch and must reach storage and run folder."""
+    """Workers as tasks of a Ray cluster that runs already (`RAY_ADDRESS`, else this machine's),
+    each on one CPU and, where the search is for one, one GPU. Nodes need archsearch and must reach
+    storage and run folder."""
 
     def __init__(self, gpus: int = 0) -> None:
         try:
@@ -200,7 +196,7 @@ class RayTasks:
 
 
 def _run_worker(command: list[str], environment: dict[str, str]) -> str:
-    """On a node of the cluster: one worker to its end; what it said last where it gave up."""
+    """On a node of the cluster; what a worker said last where it gave up."""
     done = subprocess.run(
         _worker(command),
         stdout=subprocess.DEVNULL,

@@ -1,10 +1,9 @@
 """`archsearch confirm --family`: drafters of several kinds beside one another in a real engine,
-prompt by prompt.
+prompt by prompt, each back to back with the target alone.
 
-Every prompt runs with the target alone and with each drafter, back to back. Beside each measured
-speed-up stands the one predicted from the profile and held-out text. A head's acceptance in the
-engine is checked against that text: an engine that reads other layers than the head was trained on
-says nothing and accepts less.
+Beside each measured speed-up stands the predicted one. A head's acceptance is checked against
+held-out text: an engine that reads other layers than the head was trained on says nothing and
+accepts less.
 """
 
 from __future__ import annotations
@@ -57,7 +56,6 @@ from archsearch.pipeline.untrained import (
 from archsearch.records import as_data, save
 from archsearch.report.phrases import shell_path
 from archsearch.runs.confirmed import Exact
-from archsearch.runs.run import open_run
 from archsearch.runs.tables import (
     BESIDE_FILE,
     COMPARISON_FILE,
@@ -75,10 +73,10 @@ NEAR: Final = 0.05
 
 @dataclass(frozen=True)
 class FamilyRequest:
-    """What runs: `families` (independent, eagle3, peagle, medusa, ngram, early_exit, chain);
-    `gammas`: the one for all of them (none: what each was scored or trained for); `rank`: the
-    independent draft, which a chain has too; `count` held-out prompts, or those of a file; `exact`:
-    so many of them in float32 besides. ArchsearchError for several gammas."""
+    """What runs: `families` (as `EngineFacts.confirms`); `gammas`: the one for all of them (none:
+    what each was scored or trained for); `rank`: the independent draft, which a chain has too;
+    `count` held-out prompts, or those of a file; `exact`: so many of them in float32 besides.
+    ArchsearchError for several gammas."""
 
     families: tuple[str, ...]
     gammas: tuple[int, ...] = ()
@@ -101,8 +99,8 @@ class FamilyRequest:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """One drafter: what the engine takes, its gamma, and what held-out text predicts of it: its
-    score at that gamma by a scorer, and the acceptance by position (() for none)."""
+    """One drafter: what the engine takes, its gamma, its predicted score by a scorer, and its
+    acceptance by position on held-out text (() for none)."""
 
     family: str
     source: object
@@ -124,13 +122,10 @@ def confirm_families(
     session: SearchSession, request: FamilyRequest, choice: EngineChoice
 ) -> EngineComparison:
     """Run the target alone and every drafter in one engine; write
-    heads/<family>/confirmed-<engine>.json and heads/comparison-<engine>.json. Where the run's dtype
-    is not float32, identity is checked in float32 besides.
-
-    Raises ArchsearchError or MissingDataError, before anything runs, for a family that the engine
-    is not started with, a head or draft that is not trained or not of this target, a gamma beyond a
-    head's.
-    """
+    heads/<family>/confirmed-<engine>.json and heads/comparison-<engine>.json. Identity is checked
+    in float32 besides. Raises ArchsearchError or MissingDataError, before anything runs, for a
+    family that the engine is not started with, a head or draft that is not trained or not of this
+    target, a gamma beyond a head's."""
     bench = Bench(session, choice)
     name, dtype = bench.name, bench.dtype
     check_weights(session.target)
@@ -163,8 +158,7 @@ def confirm_families(
         with suppress(RunFailed):  # what was measured holds without it
             tokens = min(64, sampling.max_new_tokens)
             exact = bench.exactness(drafters, asked[: request.exact], tokens)
-    scorer, words = bench.scorer
-    scorer = scorer.at_context(mid_answer(asked, sampling.max_new_tokens))
+    scorer = bench.scorer.at_context(mid_answer(asked, sampling.max_new_tokens))
     rows = [
         _row(
             candidate,
@@ -185,7 +179,7 @@ def confirm_families(
         baseline_tokens_per_s=ran[0].baseline_tokens_per_s if ran else None,
         rows=tuple(rows),
         order=order_of(ran),
-        latency=words,
+        latency=bench.latency_words,
         profile_first=profile_first(session, scorer, name, dtype),
     )
     path, where = session.run.path, bench.file_name
@@ -196,7 +190,7 @@ def confirm_families(
             save(path / BESIDE_FILE.format(family=row.family, engine=where), as_data(row) | more)
     save(path / COMPARISON_FILE.format(engine=where), compared)
     write_engines(session)
-    write_report(open_run(path))
+    write_report(session.run)
     return compared
 
 
@@ -229,22 +223,23 @@ def _candidate(bench: Bench, family: str, request: FamilyRequest) -> _Candidate:
         if family == CHAIN:
             return _chain(bench, request, draft)
         gamma = request.gamma or session.run.score(request.rank).gamma
-
-        def measured(scorer: Scorer) -> Score:
-            return scorer.measured(draft.architecture, draft.alpha, draft.tau, gammas=[gamma])
-
-        return _Candidate(family, draft.folder, gamma, measured, rank=request.rank)
+        return _Candidate(
+            family,
+            draft.folder,
+            gamma,
+            lambda by: by.measured(draft.architecture, draft.alpha, draft.tau, gammas=[gamma]),
+            rank=request.rank,
+        )
     return _head(bench, request, run_head(session.run.path, family))
 
 
 def _ranked(session: SearchSession, family: str) -> Score | None:
-    """The first rank of a family."""
     return next((score for score in session.run.scores() if score.family == family), None)
 
 
 def _exit(session: SearchSession) -> Score:
-    """The best exit: of the run's ranks where one is among them, else of all that the search would
-    look at, by the prior."""
+    """Of the run's ranks where one is among them, else the best exit that the search would look at,
+    by the prior."""
     if ranked := _ranked(session, "early_exit"):
         return ranked
     target = session.scorer.target
@@ -254,8 +249,7 @@ def _exit(session: SearchSession) -> Score:
 
 
 def _chain(bench: Bench, request: FamilyRequest, draft: TrainedDraft) -> _Candidate:
-    """The best chain of a rank's draft, by replay in this engine."""
-    replays = Replays.of(bench.scorer[0], bench.name, draft, bench.trainer)
+    replays = Replays.of(bench.scorer, bench.name, draft, bench.trainer)
     best = replays.chain(request.gamma)
     note = f"{replays.score(best).proposer.label()}; {replays.words(best)}"
     if engine_facts(bench.name).gguf and best.lookup is not None:
@@ -269,56 +263,49 @@ def _chain(bench: Bench, request: FamilyRequest, draft: TrainedDraft) -> _Candid
 def _head(bench: Bench, request: FamilyRequest, head: TrainedHead) -> _Candidate:
     session, family = bench.session, head.plan.family
     resolve_drafter(str(head.folder), session.target)  # of another target it raises
-    gamma = request.gamma or head_score(session, head, scorer=bench.scorer[0]).gamma
+    gamma = request.gamma or head_score(session, head, scorer=bench.scorer).gamma
     if gamma > head.plan.gamma:
         raise ArchsearchError(
             f"the {family} head was trained for gamma {head.plan.gamma}, got gamma {gamma}"
         )
-
-    def replay(scorer: Scorer) -> Score:
-        return head_score(session, head, {gamma: head.taus[gamma]}, scorer)
-
     known = head.replays.get(gamma)
     return _Candidate(
-        family, head.folder, gamma, replay, known.accepted_by_position if known else ()
+        family,
+        head.folder,
+        gamma,
+        lambda scorer: head_score(session, head, {gamma: head.taus[gamma]}, scorer),
+        known.accepted_by_position if known else (),
     )
 
 
 def order_of(rows: Sequence[Rival]) -> Order | None:
     """The drafters by speed-up as predicted and as measured, and the pairs that came out the other
-    way round. None with fewer than two to compare."""
+    way round; None of fewer than two."""
     predictions = {row.family: row.predicted for row in rows if row.predicted is not None}
-    seen = {row.family: row.speedup for row in rows if row.family in predictions}
     if len(predictions) < 2:
         return None
-    swapped = []
-    for one, other in itertools.combinations(predictions, 2):
-        if (predictions[one].value - predictions[other].value) * (
-            seen[one].value - seen[other].value
-        ) < 0:
-            inside = any(
-                abs(found[one].value - found[other].value)
-                <= math.hypot(found[one].std, found[other].std)
-                for found in (predictions, seen)
-            )
-            swapped.append(Swap((one, other), inside))
-    predicted, measured = (
-        tuple(sorted(found, key=lambda family: -found[family].value))
-        for found in (predictions, seen)
-    )
-    return Order(predicted, measured, tuple(swapped))
+    seen = {row.family: row.speedup for row in rows if row.family in predictions}
+    both, swapped = (predictions, seen), []
+    for pair in itertools.combinations(predictions, 2):
+        first, second = ([found[family] for family in pair] for found in both)
+        gaps = [one.value - other.value for one, other in (first, second)]
+        if gaps[0] * gaps[1] < 0:
+            bands = [math.hypot(one.std, other.std) for one, other in (first, second)]
+            inside = any(abs(gap) <= band for gap, band in zip(gaps, bands, strict=True))
+            swapped.append(Swap(pair, inside))
+    order = [tuple(sorted(found, key=lambda family: -found[family].value)) for found in both]
+    return Order(order[0], order[1], tuple(swapped))
 
 
 def _row(
     candidate: _Candidate, score: Score | None, found: ByPrompt | None, exact: Exact | None
 ) -> Rival | Silent:
-    """One drafter's row of the comparison."""
     own: dict[str, Any] = {
         "family": candidate.family,
         "rank": candidate.rank,
         "foretold_by_position": candidate.by_position,
-        "predicted_tau": None if score is None else score.tau,
-        "predicted_std": None if score is None else score.speedup.std,
+        "predicted_tau": score and score.tau,
+        "predicted_std": score and score.speedup.std,
     }
     if found is None:
         return Silent(gamma=candidate.gamma, **own)
@@ -334,11 +321,8 @@ def _row(
 
 def suspicious(predicted: Sequence[float], counted: Sequence[float], rounds: int) -> str | None:
     """Why an engine's acceptance at position 1 does not fit what held-out text predicts; None where
-    it does, or nothing did.
-
-    What is left open by counting: two standard deviations of a share of `rounds`, twice as wide as
-    for independent ones.
-    """
+    it does, or nothing did. Counting leaves open two standard deviations of a share of `rounds`,
+    twice as wide as for independent ones."""
     if not predicted or not counted:
         return None
     expected, seen = predicted[0], counted[0]

@@ -16,7 +16,6 @@ from archsearch.engines.openai.bench import Ask, Measured, drive, named_model, s
 from archsearch.engines.openai.client import Answer, OpenAIServer
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.pipeline.estimate import EstimateRequest, Priced, price_drafts
-from archsearch.pipeline.rounds_explained import served_by
 from archsearch.pipeline.serving import of_mix
 from archsearch.progress import Progress
 from archsearch.records import as_data, save
@@ -46,8 +45,8 @@ MOST_OF_TRACE: Final = 5000
 @dataclass(frozen=True)
 class TrafficRequest:
     """What `archsearch traffic` was asked: the drafts as in `estimate`, and one of a workload file
-    (`load.workload`), a trace, or rates with lengths. `load`: also the objective, and limits
-    besides the file's; `simulated`: requests of the simulation beside the closed form; 0: none."""
+    (`load.workload`), a trace, or rates with lengths. `load`: also the objective and further
+    limits; `simulated`: requests of the simulation beside the closed form."""
 
     estimate: EstimateRequest
     trace: Path | None = None
@@ -130,20 +129,22 @@ def _served(item: Priced, trace: Trace | None, simulated: int) -> UnderLoad:
         seen = _simulated(served, trace, simulated) if comes else None
         rows.append(Part(served, *scorer.held(drafter, served.part), seen))
     # a full server is judged by the tokens that it gives: a token's time is of as many as run
-    judged: Objective = "throughput" if any(row.full for row in rows) else "tpot"
+    full = any(row.full for row in rows)
+    judged: Objective = "throughput" if full else "tpot"
     worth = (objective_of(parts, judged, 1, plain=alone) for alone in (False, True))
+    judged_gain = gain_of(judged, *worth)
     # what the server does at its best: a score is of one that drafts somewhere
     own: tuple[Objective, ...] = (scorer.mix.objective, "speedup")
     ranks = scorer.workload.tensor_parallel
     value, gain = (objective_of(parts, objective, ranks) for objective in own)
     return UnderLoad(
         draft=item.entry.draft,
-        by=served_by(item.source),
+        by=item.source.by,
         notes=(*item.entry.notes, *filter(None, [item.entry.no_room])),
         objective=value,
         plain_objective=mix.plain,
-        speedup=gain,
-        pays=gain_of(judged, *worth) > 1.0 and not mix.broken_limits,
+        speedup=judged_gain if full else gain,
+        pays=judged_gain > 1.0 and not mix.broken_limits,
         broken_limits=mix.broken_limits,
         parts=tuple(rows),
     )
@@ -170,7 +171,6 @@ WORDS: Final = (
     " large world house school city river stone light paper letter morning question answer reason"
     " point story table window market garden winter summer"
 ).split()
-QUANTITIES: Final = ("tpot_s", "ttft_s", "tokens_per_s", "running")
 
 
 @dataclass(frozen=True)
@@ -196,11 +196,9 @@ class BenchRequest:
 
 
 def bench_serve(request: BenchRequest, progress: Progress) -> Bench:
-    """Measure the server, its baseline where one is named, and predict both.
-
-    Raises ArchsearchError for a load that is none; RunFailed where a server stops answering: what
-    was measured until then is in `request.output`, and the message says so.
-    """
+    """Measure the server, its baseline where one is named, and predict both. Raises ArchsearchError
+    for a load that is none; RunFailed where a server stops answering: what was measured until then
+    is in `request.output`."""
     asks, load = load_of(request)
     if request.output.parent != Path() and not request.output.parent.is_dir():
         raise ArchsearchError(
@@ -213,11 +211,11 @@ def bench_serve(request: BenchRequest, progress: Progress) -> Bench:
     for server in servers.values():
         named_model(server)
     text = "made up" if request.prompts is None else str(request.prompts)
-    seen = _Seen(Bench(_load_words(request, asks), text))
+    seen = _Seen(request, asks, Bench(_load_words(request, asks), text))
     for name, server in servers.items():
-        _drive(request, asks, server, seen, name, progress)
+        seen.drive(name, server, progress)
     figures = seen.figures()
-    seen.keep(request.output, figures)
+    seen.keep(figures)
     if request.estimate is not None:
         found = seen.measured["with_draft"]
         prompt = round(found.prompt_tokens) or request.prompt_tokens
@@ -226,7 +224,7 @@ def bench_serve(request: BenchRequest, progress: Progress) -> Bench:
         predicted = _predicted(request, request.estimate, load)
         errors = _errors(predicted, seen.measured)
         figures = replace(figures, predicted=predicted, relative_error=errors)
-        seen.keep(request.output, figures)
+        seen.keep(figures)
     return replace(figures, output=request.output)
 
 
@@ -235,65 +233,59 @@ class _Seen:
     """What was measured so far: the answers of each server, and what they came to. `about`: the
     load."""
 
+    request: BenchRequest
+    asks: list[Ask]
     about: Bench
     answers: dict[str, list[Answer]] = field(default_factory=dict)
     measured: dict[str, Measured] = field(default_factory=dict)
 
     def figures(self) -> Bench:
-        """The load and what it came to."""
         found = replace(self.about, **self.measured)  # type: ignore[arg-type]
         if found.without is None or found.with_draft is None:
             return found
         gain = found.without.tpot_s / max(found.with_draft.tpot_s, 1e-12)
         return replace(found, speedup=gain)
 
-    def keep(self, file: Path, figures: Bench, **why: object) -> None:
-        """Write the figures, `why` they are no more, and every answer, by server."""
+    def keep(self, figures: Bench, **why: object) -> None:
+        """`why`: why the figures are no more."""
         answers = {f"{name}_requests": found for name, found in self.answers.items()}
-        save(file, as_data(figures) | why | answers)
+        save(self.request.output, as_data(figures) | why | answers)
 
+    def drive(self, name: str, server: OpenAIServer, progress: Progress) -> None:
+        """What is measured is kept every 20 answers, so that a killed run loses few, and where this
+        ends early, whatever ends it."""
+        request, asks, answers = self.request, self.asks, list[Answer]()
+        self.answers[name] = answers
 
-def _drive(
-    request: BenchRequest,
-    asks: list[Ask],
-    server: OpenAIServer,
-    seen: _Seen,
-    name: str,
-    progress: Progress,
-) -> None:
-    """Measure one server. What is measured is kept every 20 answers, so that a killed run loses
-    few, and where this ends early, whatever ends it."""
-    answers = seen.answers[name] = []
+        def keep(**why: object) -> None:
+            if why or len(answers) % 20 == 0:
+                self.keep(self.figures(), **(why or {"unfinished": True}))
 
-    def keep(**why: object) -> None:
-        if why or len(answers) % 20 == 0:
-            seen.keep(request.output, seen.figures(), **(why or {"unfinished": True}))
-
-    try:
-        drive(
-            server,
-            asks,
-            answers,
-            in_flight=request.concurrency,
-            temperature=request.temperature,
-            kept=keep,
-            progress=progress,
-        )
-        seen.measured[name] = summary(answers)
-    except BaseException as error:
-        words = str(error) or f"stopped by hand after {len(answers)} of {len(asks)} requests"
-        keep(stopped=words)
-        words = f"{words}; what was measured is kept in {request.output}"
-        if isinstance(error, KeyboardInterrupt):
-            raise KeyboardInterrupt(f"{words}; the same command begins anew") from error
-        if not isinstance(error, RunFailed):
-            raise
-        raise RunFailed(words) from error
+        try:
+            drive(
+                server,
+                asks,
+                answers,
+                in_flight=request.concurrency,
+                temperature=request.temperature,
+                kept=keep,
+                progress=progress,
+            )
+            self.measured[name] = summary(answers)
+        except BaseException as error:
+            words = str(error) or f"stopped by hand after {len(answers)} of {len(asks)} requests"
+            keep(stopped=words)
+            words = f"{words}; what was measured is kept in {request.output}"
+            if isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt(f"{words}; the same command begins anew") from error
+            if not isinstance(error, RunFailed):
+                raise
+            raise RunFailed(words) from error
 
 
 def load_of(request: BenchRequest) -> tuple[list[Ask], LoadPart]:
-    """The requests in the order in which they are sent, and that load at their mean lengths. Raises
-    ArchsearchError unless one is named."""
+    """The requests in order, and that load at their mean lengths. Raises ArchsearchError unless one
+    is named."""
     only_one(
         {
             "--requests-per-second R": request.rate,
@@ -310,11 +302,8 @@ def load_of(request: BenchRequest) -> tuple[list[Ask], LoadPart]:
             return texts[number % len(texts)]
         return f"{number}. {' '.join(map(str, rng.choice(WORDS, size=max(1, tokens - 3))))}"
 
-    tokens, count, rate = (
-        (request.prompt_tokens, request.output_tokens),
-        request.requests,
-        request.rate,
-    )
+    tokens = request.prompt_tokens, request.output_tokens
+    count, rate = request.requests, request.rate
     lengths = Lengths.of(tokens[:1]), Lengths.of(tokens[1:])
     if request.trace is not None:
         trace = read_trace(request.trace)
@@ -350,7 +339,6 @@ def _load_words(request: BenchRequest, asks: list[Ask]) -> str:
 
 
 def _predicted(request: BenchRequest, estimate: EstimateRequest, part: LoadPart) -> Predicted:
-    """The pair under the load that is driven."""
     asked = replace(estimate, asked=replace(estimate.asked, temperature=request.temperature))
     (entry,) = drafts_under_load(TrafficRequest(asked, mix=Mix((part,)), simulated=0)).drafts
     (found,) = entry.parts
@@ -359,11 +347,10 @@ def _predicted(request: BenchRequest, estimate: EstimateRequest, part: LoadPart)
 
 
 def _errors(predicted: Predicted, measured: dict[str, Measured]) -> dict[str, dict[str, float]]:
-    """Predicted over measured, less 1."""
     return {
         name: {
             what: getattr(getattr(predicted, name), what) / getattr(seen, what) - 1.0
-            for what in QUANTITIES
+            for what in ("tpot_s", "ttft_s", "tokens_per_s", "running")
             if getattr(seen, what) > 0
         }
         for name, seen in measured.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -36,13 +36,7 @@ from archsearch.runs.candidate import (
     TrainingRecord,
     read_training,
 )
-from archsearch.runs.tables import (
-    FAMILIES_FILE,
-    TEXT_VERDICT_FILE,
-    TextStand,
-    TextVerdict,
-    forget,
-)
+from archsearch.runs.tables import FAMILIES_FILE, TEXT_VERDICT_FILE, TextStand, TextVerdict, forget
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import logit, logit_std, moved, tau_estimate
 from archsearch.text.prompt_set import answer_faults, prompt_faults
@@ -60,8 +54,7 @@ from archsearch.training.curves import (
 @dataclass(frozen=True)
 class Taken:
     """What another trainer made of a rank: a folder with config.json and weights, `prompts` that
-    nothing of it was trained on, and its learning curve (JSON lines of tokens and alpha), as a
-    recipe's trainer writes it."""
+    nothing of it was trained on, and its learning curve (JSON lines of tokens and alpha)."""
 
     weights: Path
     prompts: Path
@@ -74,9 +67,9 @@ class Taken:
 
 
 def train_rank(path: Path, rank: int, budget_s: float, taken: Taken | None = None) -> Trained:
-    """Distil one candidate for `budget_s` seconds more, measure it and score it again. Continues
-    its checkpoint. `taken`: measure and keep what was trained elsewhere instead; MissingDataError
-    where that has no weights."""
+    """Distil one candidate for `budget_s` seconds more, measure it and score it again. `taken`:
+    measure and keep what was trained elsewhere instead; MissingDataError where that has no
+    weights."""
     session = SearchSession.reopen(path)
     score = session.run.score(rank)
     heads = taken is not None and score.family in HEAD_FAMILIES
@@ -128,12 +121,9 @@ def _take(
     taken: Taken,
     looks: Sequence[TrainingLook],
 ) -> TrainedDraft:
-    """The draft of another trainer, measured on prompts that it held out and kept in float32 beside
-    those trained here.
-
-    It may compute more rows of logits than the rank; another shape otherwise raises
-    ArchsearchError.
-    """
+    """The draft of another trainer, measured on prompts that it held out and kept in float32. It
+    may compute more rows of logits than the rank; another shape otherwise raises
+    ArchsearchError."""
     from archsearch.models.drafts import load_draft, save_draft
 
     found, like = find_draft(str(taken.weights)), score.architecture
@@ -197,8 +187,7 @@ def _take_head(
     plan = HeadPlan(kind, gamma, shape.head_rows, layers, made.aux_layers)
     prompts = read_prompts(taken.prompts)
     texts = written_text(_asked(session, taken), session.target, tokenizer, prompts)[0]
-    said = taken.said
-    tokens = looks[-1].tokens if looks else 0
+    said, tokens = taken.said, looks[-1].tokens if looks else 0
     head = HeadTrainer(trainer).take(made, plan, texts, tokens=tokens, **said)
     renewed = session.scorer.measured(like, head.alpha, head.taus).with_rank(rank)
     renewed = replace(renewed, needs=Needs("exists", str(head.folder)))
@@ -207,8 +196,9 @@ def _take_head(
         compare_families(run.path)
     forget(run.path, family)
     write_report(run, session)
-    training = TrainingRecord(shape, tokens, 0.0, said | {"tokens": tokens}, tuple(looks))
-    training = replace(training, taken_from=said["taken_from"])
+    training = TrainingRecord(
+        shape, tokens, 0.0, said | {"tokens": tokens}, tuple(looks), taken_from=said["taken_from"]
+    )
     return Trained(run.path, rank, score, renewed, training, {}, None, expected)
 
 
@@ -219,13 +209,12 @@ def _asked(session: SearchSession, taken: Taken) -> AcceptanceRequest:
         str(taken.weights),
         prompts=taken.prompts,
         answer_tokens=session.request.answer_tokens,
-        dtype="float32" if session.source.device.kind == "cpu" else "bfloat16",
+        dtype="float32" if session.source.device.is_cpu else "bfloat16",
     )
 
 
 def read_looks(path: Path | None) -> list[TrainingLook]:
-    """A learning curve of another trainer, by tokens; [] for no file. Raises ArchsearchError where
-    it is none."""
+    """A learning curve of another trainer, by tokens. Raises ArchsearchError for what is none."""
     if path is None:
         return []
     try:
@@ -242,7 +231,7 @@ def read_looks(path: Path | None) -> list[TrainingLook]:
 
 def _left_after_text(trainer: DraftTrainer, budget_s: float) -> float:
     """What is left of `budget_s` for training: where the run has no text yet, the target writes it
-    first, within its usual share."""
+    first."""
     trainer.texts.check_prompts()
     try:
         trainer.texts.training()
@@ -253,8 +242,7 @@ def _left_after_text(trainer: DraftTrainer, budget_s: float) -> float:
 
 
 def train_family(path: Path, plan: HeadPlan, budget_s: float) -> HeadAnswer:
-    """Train a head of a run for `budget_s` seconds more, on the texts that its drafts learn from;
-    continues its checkpoint."""
+    """Train a head of a run for `budget_s` seconds more, on the texts of its drafts."""
     session = SearchSession.reopen(path)
     check_weights(session.target)
     trainer = session.trainer()
@@ -273,8 +261,7 @@ def train_family(path: Path, plan: HeadPlan, budget_s: float) -> HeadAnswer:
 
 
 def _spent(path: Path, plan: HeadPlan) -> float:
-    """Seconds that the run's head of this family was trained for. ArchsearchError where it is
-    another head than `plan`."""
+    """ArchsearchError where the run's head of this family is another than `plan`."""
     if (before := find_head(path, plan.family)) is None:
         return 0.0
     if before.record.taken_from:
@@ -317,10 +304,7 @@ def text_verdict(scorer: Scorer, trainer: DraftTrainer, draft: TrainedDraft) -> 
         more,
         name,
         alpha,
-        (
-            *prompt_faults([*prompts.train, *prompts.heldout]),
-            *answer_faults(answers),
-        ),
+        (*prompt_faults([*prompts.train, *prompts.heldout]), *answer_faults(answers)),
     )
     save(trainer.folder / TEXT_VERDICT_FILE, verdict)
     return verdict
@@ -330,8 +314,8 @@ def predicted(
     scorer: Scorer, draft: TrainedDraft, record: TrainingRecord, now: TextStand
 ) -> tuple[TextStand | None, TextStand | None]:
     """(what the text would bring learnt in full, None where it is; what TIMES_MORE the prompts
-    would bring), by the draft's curve; None without one. It and the curves of other studies, which
-    hold a steep start back, say how logit(alpha) rises from what held-out text measured."""
+    would bring), by the draft's curve; None without one. Curves of other studies hold a steep start
+    back."""
     epoch = int(record.record.get("epoch_tokens") or 0)
     looks = draft.points or tuple((look.tokens, look.alpha) for look in record.looks)
     points = [
@@ -366,8 +350,8 @@ def predicted(
 
 
 def speedup_at(scorer: Scorer, draft: TrainedDraft, alpha: Estimate) -> Estimate | None:
-    """The speed-up of a trained draft were its alpha another one: tau by gamma in proportion to the
-    closed form's."""
+    """The speed-up of a trained draft at another alpha: tau by gamma in proportion to the closed
+    form's."""
 
     def tau_at(measured: Estimate, gamma: int) -> Estimate:
         before, after = tau_estimate(draft.alpha, gamma), tau_estimate(alpha, gamma)
@@ -383,15 +367,12 @@ def speedup_at(scorer: Scorer, draft: TrainedDraft, alpha: Estimate) -> Estimate
 
 def narrowest(draft: TrainedDraft) -> tuple[str, Estimate | None]:
     """The category whose alpha lies clearly above that of all; ("", None) where none does."""
-    found: Mapping[str, Estimate] = {
-        name: alpha for name, alpha in draft.alpha_by_category.items() if name
-    }
-    if len(found) < 2:
-        return "", None
-    name, alpha = max(found.items(), key=lambda item: item[1].value - item[1].std)
-    if alpha.value - alpha.std < draft.alpha.value + NARROW_ABOVE:
-        return "", None
-    return name, alpha
+    found = [(name, alpha) for name, alpha in draft.alpha_by_category.items() if name]
+    if len(found) > 1:
+        name, alpha = max(found, key=lambda item: item[1].value - item[1].std)
+        if alpha.value - alpha.std >= draft.alpha.value + NARROW_ABOVE:
+            return name, alpha
+    return "", None
 
 
 def rounded(count: int) -> int:

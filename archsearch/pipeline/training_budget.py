@@ -1,11 +1,10 @@
 """The training budget that every alpha of a drafter that is to be trained assumes, and what other
 budgets would buy: the best drafter of each family beside what exists.
 
-What a training takes on a device: the target writes the text and passes over it once more for its
-probabilities or hidden states, both priced by the latency model (of an engine that serves); the
-drafter's own passes, by their operations. Checked against what publications say in
-docs/choose-a-draft.md and benchmarks/training_costs.py: within a factor of 2 in either direction
-for most.
+The target writes the text and passes over it once more for its probabilities or hidden states, both
+priced by the latency model (of an engine that serves); the drafter's own passes, by their
+operations. Within a factor of 2 of most publications (docs/choose-a-draft.md,
+benchmarks/training_costs.py).
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -26,8 +26,8 @@ from archsearch.needs import Needs, TrainingBudget
 from archsearch.pipeline.latency import DTYPE_PREFERENCE, RANKS
 from archsearch.report.phrases import AskedBudget
 from archsearch.runs.tables import BudgetDrafter, BudgetRow, Budgets
-from archsearch.search.objective import Score, Scorer
-from archsearch.search.ranking import best_of_each
+from archsearch.search.objective import Score, Scorer, best_first
+from archsearch.search.ranking import best_of_each, size_of
 from archsearch.workload import Workload
 
 WRITING_BATCH: Final = 512  # sequences in flight (Apertus' runs, training_costs of DSpark)
@@ -50,13 +50,11 @@ CPU_EPOCHS: Final = 14.0
 def training_budget(
     latency: LatencyOfRounds, target: Architecture, device: Device, workload: Workload, hours: float
 ) -> TrainingBudget:
-    """What `hours` device-hours of `device` buy, for drafters of `target`.
-
-    `latency`: its `decode_s` and `verify_s` of the target are asked. The target is served on as
-    many devices as make a token cheapest, of those that hold it; `workload` says
-    the dtype and mode, and how many devices hold it where no number of RANKS does.
-    """
-    if device.kind == "cpu":  # archsearch's trainer, which keeps what the writer's passes say
+    """What `hours` device-hours of `device` buy, for drafters of `target`. `latency`: its
+    `decode_s` and `verify_s` of the target are asked. The target is served on as many devices as
+    make a token cheapest; `workload` says the dtype and mode, and how many devices where no number
+    of RANKS holds it."""
+    if device.is_cpu:  # archsearch's trainer, which keeps what the writer's passes say
         quickest = max(device.flops_per_s.values(), default=training_peak(device))
         write = 2.0 * pass_parameters(target) / (CPU_WRITING_SHARE * quickest)
         teach, epochs = 0.0, CPU_EPOCHS
@@ -74,10 +72,10 @@ def training_budget(
 
 def training_peak(device: Device) -> float:
     """Operations a second of the dtype that a drafter is trained in."""
-    names = DTYPE_PREFERENCE[::-1] if device.kind == "cpu" else DTYPE_PREFERENCE
-    known = [device.flops_per_s[name] for name in names if name in device.flops_per_s]
+    names = DTYPE_PREFERENCE[::-1] if device.is_cpu else DTYPE_PREFERENCE
+    known = (device.flops_per_s[name] for name in names if name in device.flops_per_s)
     # A profile without peaks: as slow as its memory, an operation a byte.
-    return next(iter(known), device.bandwidth_bytes_per_s)
+    return next(known, device.bandwidth_bytes_per_s)
 
 
 def _served(target: Architecture, device: Device, workload: Workload) -> list[Workload]:
@@ -86,19 +84,14 @@ def _served(target: Architecture, device: Device, workload: Workload) -> list[Wo
     found = list[Workload]()
     for ranks in RANKS:
         each = (_at(workload, ranks, batch) for batch in sizes)
-        found += itertools.islice((served for served in each if _holds(target, device, served)), 1)
+        able = (served for served in each if fits(target, None, served, device))
+        with suppress(InvalidShapeError):  # heads do not divide
+            found += itertools.islice(able, 1)
     return found or [_at(workload, workload.tensor_parallel, workload.batch_size)]
 
 
 def _at(workload: Workload, ranks: int, batch: int) -> Workload:
     return Workload(batch, WRITING_CONTEXT, ranks, workload.dtype, workload.mode)
-
-
-def _holds(target: Architecture, device: Device, served: Workload) -> bool:
-    try:
-        return fits(target, None, served, device)
-    except InvalidShapeError:  # heads do not divide
-        return False
 
 
 def _per_token(
@@ -127,7 +120,7 @@ CPU_BUDGET_S: Final = 30 * 60.0
 
 def budget_s(asked: float | None, device: Device) -> float:
     """Device-seconds that were asked for, else what is usual on the device."""
-    return asked or (CPU_BUDGET_S if device.kind == "cpu" else GPU_BUDGET_S)
+    return asked or (CPU_BUDGET_S if device.is_cpu else GPU_BUDGET_S)
 
 
 def with_budget(scorer: Scorer, device: Device, seconds: float) -> Scorer:
@@ -152,31 +145,25 @@ def what_budgets_buy(
     scored: Sequence[Score],
     besides: Sequence[Score],
 ) -> Budgets:
-    """The drafters that 0 and more device-hours buy.
-
-    `ranked`: the ranking, of which those that exist count; `scored`: all that the search scored,
-    best first, of which shapes that are to be trained are scored again under each budget;
-    `besides`: drafters other than those of its spaces.
-    """
+    """The drafters that 0 and more device-hours buy. `ranked`: the ranking, of which those that
+    exist count; `scored`: all that the search scored, best first, of which shapes to be trained are
+    scored again under each budget; `besides`: drafters other than those of its spaces."""
     budget = scorer.context.budget
-    there = [
-        score for score in ranked if _kind(score) == "exists" and score.alpha.source == "measured"
-    ]
-    there += [score for score in besides if _kind(score) == "exists"]
-    there += _best_by_family(score for score in (*ranked, *scored) if _kind(score) == "nothing")
+    exist = [score for score in ranked if score.needs_kind == "exists" and not score.is_found]
+    exist += [score for score in besides if score.needs_kind == "exists"]
+    free = (score for score in (*ranked, *scored) if score.needs_kind == "nothing")
+    there = [*exist, *_best_by_family(free)]
     rows = [_row(0.0, there)]
     if budget is None:
         return Budgets(device.key, tuple(rows))
-    shapes = _candidates([score for score in scored if _kind(score) == "training"])
-    for hours in CPU_HOURS if device.kind == "cpu" else GPU_HOURS:
+    shapes = _candidates([score for score in scored if score.needs_kind == "training"])
+    for hours in CPU_HOURS if device.is_cpu else GPU_HOURS:
         context = replace(scorer.context, budget=replace(budget, hours=hours))
         bought = scorer.with_acceptance(scorer.acceptance, context)
         found = []
         for score in shapes:
-            try:
+            with suppress(ArchsearchError):
                 found.append(bought(score.proposer))
-            except ArchsearchError:
-                continue
         made = [
             score
             for score in besides
@@ -186,30 +173,21 @@ def what_budgets_buy(
     return Budgets(device.key, tuple(rows))
 
 
-def _kind(score: Score) -> str:
-    return "" if score.needs is None else score.needs.kind
-
-
 def _best_by_family(scores: Iterable[Score]) -> list[Score]:
-    return best_of_each(sorted(scores, key=lambda score: -score.ranked_by))
+    return best_of_each(best_first(scores))
 
 
 def _candidates(scored: Sequence[Score]) -> list[Score]:
     """Of each family the best of each width and depth, at most CANDIDATES."""
-
-    def size(score: Score) -> tuple[str, int, int]:
-        shape = score.architecture
-        return score.family, shape.hidden_size, shape.num_hidden_layers
-
     taken: dict[str, list[Score]] = {}
-    for score in best_of_each(scored, size):
+    for score in best_of_each(scored, size_of):
         taken.setdefault(score.family, []).append(score)
     return [score for scores in taken.values() for score in scores[:CANDIDATES]]
 
 
 def _row(hours: float, scores: Sequence[Score]) -> BudgetRow:
     found = []
-    for score in sorted(scores, key=lambda score: -score.ranked_by):
+    for score in best_first(scores):
         what = (score.family, score.proposer.label(), score.needs or Needs("nothing"))
         found.append(BudgetDrafter(*what, score.gamma, score.alpha, score.speedup))
     return BudgetRow(hours, tuple(found))

@@ -1,5 +1,5 @@
-"""Drafters that nobody trains: n-gram lookup and suffix decoding, replayed on a text of the
-target's; the target's own first layers, beside it."""
+"""Drafters that nobody trains: n-gram lookup and suffix decoding, replayed on the target's text;
+the target's own first layers, beside it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def replayed(
 
 def texts_at_hand(session: SearchSession) -> list[LookupText]:
     """What the run's target has written for held-out prompts, else the user's own texts (`--text`);
-    [] where there is none, or no tokenizer to read them."""
+    [] for none, or no tokenizer."""
     folder = session.run.path / "heldout"
     if (folder / "done.json").exists():
         from archsearch.text.cache import TextCache
@@ -92,8 +92,8 @@ def texts_at_hand(session: SearchSession) -> list[LookupText]:
 
 
 def with_replays(session: SearchSession) -> tuple[SearchSession, str]:
-    """The session that knows what lookup does on the text at hand, and what was replayed in words,
-    "" for nothing. An alpha that the user gave holds for every family."""
+    """The session that knows what lookup does on the text at hand, and what was replayed in words.
+    An alpha that the user gave holds for every family."""
     given = isinstance(session.scorer.acceptance, GivenAcceptance)
     spaces = [space for space in session.families.spaces if space.family in LOOKUPS]
     texts = texts_at_hand(session) if spaces and not given else []

@@ -2,11 +2,8 @@
 reaches the storage.
 
 Who starts a search announces it in a study of its own (`Announced`). A worker reads that, makes the
-same scorer and asks the same Optuna studies for shapes (`search.samplers`). Where it reaches the
-folder of a search that trains, it then claims trainings and confirmations (`pipeline.shared_work`).
-
-Whoever wants to look on has Optuna's own dashboard on the studies of a run (`archsearch
-dashboard`).
+same scorer, asks the same Optuna studies for shapes and, where it reaches the folder of a search
+that trains, claims trainings and confirmations (`pipeline.shared_work`).
 """
 
 from __future__ import annotations
@@ -53,9 +50,8 @@ def studies_of(session: SearchSession) -> list[str]:
 @dataclass(frozen=True)
 class Announced:
     """What a worker needs to join: user attributes of a study. `prior`: what scores begin with;
-    `coverage`: of the user's text; `studies`: those of the search, alike on every machine that
-    scores alike; `created`, `home`: which run it is; `folder`: where it trains, None where it only
-    ranks, `files`: what it trains on."""
+    `coverage`: of the user's text; `studies`: those of the search; `created`, `home`: which run it
+    is; `folder`: where it trains, None where it only ranks, `files`: what it trains on."""
 
     arguments: dict[str, object]
     prior: dict[str, object] | None
@@ -88,10 +84,8 @@ class Announced:
 
 
 def announce(session: SearchSession, storage: str) -> str:
-    """Write down what a worker needs to join; the name under which it is found.
-
-    Raises ArchsearchError where another search has that name in the storage.
-    """
+    """Write an `Announced`; the name under which it is found. Raises ArchsearchError where another
+    search has that name in the storage."""
     import optuna
 
     name, notice = session.run.path.name, Announced.of(session)
@@ -143,10 +137,9 @@ def announced(storage: str, name: str) -> Announced:
 def join(
     storage: str, name: str, profile: Path | None = None, folder: Path | None = None
 ) -> dict[str, object]:
-    """Score along until the search is through, then train along in the
-    run's folder (`folder`: where this machine sees it) until it ends; how much
-    of it was done here. Raises ArchsearchError where this machine would score otherwise than who
-    began, or where `folder` holds another run."""
+    """Score along until the search is through, then train along in the run's folder (`folder`: as
+    this machine sees it); how much was done here. Raises ArchsearchError where this machine would
+    score otherwise than who began, or `folder` holds another run."""
     notice = announced(storage, name)
     with tempfile.TemporaryDirectory(prefix="archsearch-worker-") as base:
         session = _session(notice, storage, Path(base) / name, profile)
@@ -171,8 +164,8 @@ def join(
 
 
 def _shared_folder(notice: Announced, folder: Path | None) -> Path | None:
-    """The search's run folder as this machine sees it; None where it trains nothing, or where
-    nobody named a folder and the search's own is not to be seen from here."""
+    """The search's run folder as this machine sees it; None where it trains nothing, or nobody
+    named a folder and the search's own is not to be seen from here."""
     if notice.folder is None:
         return None
     path = folder or notice.folder
@@ -188,8 +181,8 @@ def _shared_folder(notice: Announced, folder: Path | None) -> Path | None:
 def _train_along(
     notice: Announced, storage: str, session: SearchSession, folder: Path, name: str
 ) -> int:
-    """Claim trainings of the search, and confirmations where this is the device that it is for; how
-    many jobs were done."""
+    """How many trainings were done here, and confirmations where this is the device that it is
+    for."""
     asked, cores = int(os.environ.get("OMP_NUM_THREADS") or 0), session.source.threads
     request = replace(session.request, **dict[str, Any](notice.files))
     there = replace(session, request=request, run=open_run(folder))
@@ -212,12 +205,11 @@ def confirm_job(session: SearchSession, job: Job, trainer: DraftTrainer) -> floa
 
 
 def can_confirm_beside(session: SearchSession) -> bool:
-    """Whether confirmations may run beside others: each on a GPU of its own of the kind that the
-    search is for. On one CPU they would slow each other, and on another they would measure another
-    machine."""
+    """Whether confirmations may run beside others: each on a GPU of its own of the searched kind.
+    On one CPU they would slow each other."""
     device = session.source.device
     with suppress(ArchsearchError):
-        return device.kind != "cpu" and check_claim(device.key) is not None
+        return not device.is_cpu and check_claim(device.key) is not None
     return False
 
 
@@ -246,12 +238,9 @@ def _session(notice: Announced, storage: str, folder: Path, profile: Path | None
 @contextmanager
 def workers_beside(session: SearchSession) -> Iterator[SharedWork | None]:
     """The search announced, and `workers` - 1 more processes that score and train along until the
-    block ends. It gets what shares trainings with them; None where nobody was asked to help, or
-    nothing is trained.
-
-    Raises ArchsearchError for more workers than a machine should have, and for an executor that is
-    not there.
-    """
+    block ends. It gets what shares trainings with them; None where nobody helps or nothing is
+    trained. Raises ArchsearchError for more than MOST_WORKERS, and for an executor that is not
+    there."""
     request = session.request
     if request.workers < 1:
         yield None
@@ -264,9 +253,9 @@ def workers_beside(session: SearchSession) -> Iterator[SharedWork | None]:
     storage = request.storage or str(session.run.storage_file)
     # workers may begin in another folder
     storage = storage if "://" in storage else str(Path(storage).resolve())
-    gpu = session.source.device.kind != "cpu" and request.confirm > 0  # scoring needs none
-    # what is wrong with it is said before anything is announced
-    executor = make_executor(request.executor, gpu)
+    on_cpu = session.source.device.is_cpu
+    # what is wrong with it is said before anything is announced; scoring needs no GPU
+    executor = make_executor(request.executor, not on_cpu and request.confirm > 0)
     name = announce(session, storage)
     with ExitStack() as stack:
         shared = None
@@ -274,7 +263,6 @@ def workers_beside(session: SearchSession) -> Iterator[SharedWork | None]:
             shared = SharedWork(storage, name, session.run.info["created"])
             stack.enter_context(shared.held())
         try:
-            on_cpu = session.source.device.kind == "cpu"
             gpus = [] if on_cpu else [gpu.uuid for gpu in visible_gpus() if gpu.uuid]
             for number in range(1, request.workers):
                 environment = {STORAGE_VARIABLE: storage, "OMP_NUM_THREADS": "1"}
@@ -290,13 +278,10 @@ def workers_beside(session: SearchSession) -> Iterator[SharedWork | None]:
 def serve_dashboard(
     path: Path, port: int, ready: Callable[[str], None], storage: str | None
 ) -> None:
-    """Serve the dashboard of a run until it is stopped; `ready` is called with its
-    address once it answers.
-
-    `storage`: the Optuna URL that the search was given, where it was given one: run.yaml keeps no
-    password. Port 0: any that is free. Raises MissingDataError without optuna-dashboard or without
-    a study, ArchsearchError for a port that is taken.
-    """
+    """Serve the dashboard of a run until it is stopped; `ready` is called with its address once it
+    answers. `storage`: the Optuna URL that the search was given: run.yaml keeps no password. Port
+    0: any. Raises MissingDataError without optuna-dashboard or a study, ArchsearchError for a port
+    that is taken."""
     from wsgiref.simple_server import WSGIRequestHandler, make_server
 
     run = open_run(path)

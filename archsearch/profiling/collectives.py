@@ -9,7 +9,6 @@ that they are NCCL's, and the model takes them for a wide answer.
 from __future__ import annotations
 
 import json
-import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -63,9 +62,7 @@ def measure_all_reduces(
                 json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)
             ]
         for number, size in enumerate(sizes):
-            times = tuple(
-                max(times[number][repeat] for times in found) for repeat in range(REPEATS)
-            )
+            times = tuple(map(max, zip(*(times[number] for times in found), strict=True)))
             shape = freeze_shape({"elements": size, "ranks": ranks})
             how, kernel = (dtype, mode, "cold"), NAMES.get(backend, backend)
             rows.append(Measurement("all_reduce", shape, *how, times, kernel=kernel))
@@ -127,5 +124,4 @@ def _times(block: torch.Tensor, mode: str, on_gpu: bool) -> list[float]:
             run()
         wait()
         times.append((time.perf_counter() - start) / (3 * CALLS))
-    assert statistics.median(times) > 0
     return times

@@ -1,9 +1,7 @@
 """Measurements on an NVIDIA GPU, in two modes that differ in kind (docs/profiles.md).
 
-`graph`: CUDA graphs, as serving engines run; time comes from CUDA events, so no host time is in it.
-`eager`: as transformers runs. A loop of calls between two synchronisations, by the host's clock:
-what the slower of host and device takes. CUDA events around such a loop would show the same, gaps
-included, so they are not kept.
+`graph`: by CUDA events, so no host time is in it. `eager`: a loop of calls between two
+synchronisations, by the host's clock; CUDA events around it would show the same, gaps included.
 
 Times are as they were: a GPU of one's own needs no correction. A fixed GEMM before and after every
 point and the SM clock say whether the device had slowed down.
@@ -31,7 +29,7 @@ from archsearch.profiling.kernels import Run
 from archsearch.profiling.points import Bench, Models, Point, Prepared
 from archsearch.profiling.timer import Timer, Timing, plan
 from archsearch.records import as_data
-from archsearch.workload import MODES, dtype_name
+from archsearch.workload import Workload, dtype_name
 
 COLD_L2_MULTIPLE: Final = 4
 # How long a flush lasts at least: the host has then queued the graph behind it, and its launch is
@@ -170,8 +168,7 @@ class CudaBench(Bench):
         last_level_cache_bytes: int | None = None,
         state: GpuState | None = None,
     ) -> None:
-        if mode not in MODES:
-            raise ArchsearchError(f"unknown mode {mode!r}; use one of {', '.join(MODES)}")
+        Workload(mode=mode)  # raises ArchsearchError for an unknown one
         self.runner = CudaRunner(0, mode) if runner is None else runner
         cache = last_level_cache_bytes or device.last_level_cache_bytes or (64 << 20)
         super().__init__(profile, mode, COLD_L2_MULTIPLE * cache, self.runner.device)

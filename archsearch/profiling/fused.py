@@ -1,9 +1,8 @@
 """The small kernels and the attention between GEMMs as serving engines run them: one launch each,
 on a static KV cache.
 
-Engines fuse residual add with norm, rotate queries and keys in place, and multiply silu(gate) with
-up in one kernel. Here they are written in Triton; where that is missing or cannot compile (no C
-compiler), torch's own take their place, several launches each, and `Fused.compiled` says so.
+They are written in Triton; where that is missing or cannot compile (no C compiler), torch's own
+take their place, several launches each, and `Fused.compiled` says so.
 Attention runs FlashAttention, which sits inside torch, on a cache laid
 out [batch, keys, heads, head_dim], its causal mask aligned to the last key: tokens to verify see
 the cache and each other.
@@ -44,7 +43,7 @@ class Fused:
         """RMS norm of x [rows, width]; with `residual`, x is first added into it in place and the
         sum is normed."""
         if self._triton is not None:
-            return self._triton.rms_norm(x, residual, weight, eps)  # type: ignore[no-any-return]
+            return self._triton.rms_norm(x, residual, weight, eps)
         if residual is not None:
             x = residual.add_(x)
         return functional.rms_norm(x, (x.shape[-1],), weight, eps)
@@ -64,7 +63,7 @@ class Fused:
     def silu_mul(self, x: Tensor) -> Tensor:
         """silu(gate) * up of x = [gate | up], [rows, 2 * width] -> [rows, width]."""
         if self._triton is not None:
-            return self._triton.silu_mul(x)  # type: ignore[no-any-return]
+            return self._triton.silu_mul(x)
         gate, up = x.chunk(2, dim=-1)
         return functional.silu(gate) * up
 
@@ -104,7 +103,7 @@ def fused_for(device: torch.device, dtype: torch.dtype) -> Fused:
 
 def agree(one: Fused, other: Fused, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether two sets of kernels compute the same, within what rounding in `dtype` allows."""
-    generator = torch.Generator(device="cpu").manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
 
     def numbers(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator).to(device, dtype)
@@ -198,10 +197,9 @@ def graph_backends() -> AbstractContextManager[None]:
     those that engines run."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    allowed: AbstractContextManager[None] = sdpa_kernel(
+    return sdpa_kernel(
         [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     )
-    return allowed
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, window: int | None = None) -> Tensor:
@@ -217,7 +215,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, window: int | None = None)
     if flash_usable(query):  # pragma: no cover
         left, right = (-1, -1) if window is None else (window - 1, 0)
         causal = tokens > 1
-        return torch.ops.aten._flash_attention_forward(  # type: ignore[no-any-return]
+        return torch.ops.aten._flash_attention_forward(
             query,
             key,
             value,

@@ -54,13 +54,9 @@ from archsearch.workload import DTYPE_BYTES
 Need = tuple[Op, bool]
 """An op, and whether its operands come from memory."""
 
-GPU_BATCHES: Final = (1, 8, 32)
-GPU_CONTEXTS: Final = (128, 512, 2048, 8192)
-GPU_VERIFY_TOKENS: Final = tuple(range(2, 18))
 GPU_MODEL_LIMIT_BYTES: Final = 16 << 30
 # A stack of layers holds more than any L2, and three layers at least.
 STACK: Final = (512 << 20, 3)
-ERROR_TARGET: Final = 0.05
 GPU_BUDGET_S: Final = 300.0
 # Size of the first batch behind the spread points.
 BATCH: Final = 16
@@ -116,9 +112,9 @@ class Asked:
     """The passes a search will price. `ranks`: devices the target is split over; `steps`: drafts
     whose steps are priced; `models`: drafts measured whole."""
 
-    batches: Sequence[int] = GPU_BATCHES
-    contexts: Sequence[int] = GPU_CONTEXTS
-    verify_tokens: Sequence[int] = GPU_VERIFY_TOKENS
+    batches: Sequence[int] = (1, 8, 32)
+    contexts: Sequence[int] = (128, 512, 2048, 8192)
+    verify_tokens: Sequence[int] = range(2, 18)
     ranks: int = 1
     steps: int = 96
     models: int = 24
@@ -138,7 +134,7 @@ class Stop:
     """When an adaptive sweep ends: at a predicted relative std of the median pass, after seconds,
     or after so many new rows."""
 
-    error_target: float = ERROR_TARGET
+    error_target: float = 0.05
     budget_s: float = GPU_BUDGET_S
     max_rows: int | None = None
 
@@ -217,11 +213,7 @@ def _whole_points(
     room: Room,
     rng: random.Random,
 ) -> list[Point]:
-    """Whole drafts warm and cold, some of two tokens; stacks of layers of drafts and target; the
-    target where it fits.
-
-    `how`: dtype and mode.
-    """
+    """The wholes of `needs`; `how`: dtype and mode."""
     (dtype, mode), batches, contexts = how, asked.batches, asked.contexts
     usable = [arch for arch in drafts if mode == "eager" or lean_supported(arch)]
     # Points of one model together: building it costs more than timing it.
@@ -344,6 +336,7 @@ def choose(candidates: Sequence[Need], weight: Mapping[Need, float], count: int)
             if gains[best] <= 0:
                 break
             chosen.append((float(gains[best]), members[best]))
+            # what that row leaves unknown of its neighbours, itself (share 1) among them
             left = left * (1.0 - taken_away[best])
             free[best] = False
     chosen.sort(key=lambda item: -item[0])
@@ -459,13 +452,9 @@ def _mixed(points: Sequence[Point], wholes: Sequence[Point]) -> list[Point]:
 def fp8_needs(wanted: Needs) -> Needs:
     """The GEMMs of `wanted` that can run in float8 (n and k multiples of 16), cold, without
     wholes."""
-    passes: list[Mapping[Need, float]] = []
-    for counts in wanted.passes:
-        kept = {
-            need: count
-            for need, count in counts.items()
-            if isinstance(need[0], Gemm) and need[1] and need[0].n % 16 == 0 and need[0].k % 16 == 0
-        }
-        if kept:
-            passes.append(kept)
-    return replace(wanted, passes=tuple(passes), wholes=())
+
+    def can(op: Op, cold: bool) -> bool:
+        return cold and isinstance(op, Gemm) and op.n % 16 == op.k % 16 == 0
+
+    kept = ({need: n for need, n in counts.items() if can(*need)} for counts in wanted.passes)
+    return replace(wanted, passes=tuple(filter(None, kept)), wholes=())

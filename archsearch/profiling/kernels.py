@@ -31,8 +31,7 @@ Run = Callable[[], object]
 
 def eager_call(op: Op, pool: WeightPool, working_set_bytes: int) -> Run:
     """The call that times `op`, made by the kernel of its kind (see `OpKind.kernel`)."""
-    made: Run = load(OP_KINDS[op.kind].kernel)(op, pool, working_set_bytes)
-    return made
+    return load(OP_KINDS[op.kind].kernel)(op, pool, working_set_bytes)
 
 
 def not_measured(op: Op, pool: WeightPool, working_set_bytes: int) -> Run:
@@ -62,18 +61,13 @@ def attention(op: Attention, pool: WeightPool, working_set_bytes: int) -> Run:
     from transformers.integrations.sdpa_attention import repeat_kv, use_gqa_in_sdpa
 
     groups = op.q_heads // op.kv_heads
-    dtype = pool.flat.dtype
     kept = op.keys() - op.tokens
     per_copy = max(1, 2 * op.batch * op.kv_heads * max(1, kept) * op.head_dim)
     copies = min(copies_of(per_copy * pool.itemsize, working_set_bytes), 64)
-    caches = []
-    for _ in range(copies):
-        both = torch.empty(
-            2, op.batch, op.kv_heads, kept, op.head_dim, dtype=dtype, device=pool.flat.device
-        )
-        if both.numel():
-            pool.fill(both)
-        caches.append(both)
+    shape = (2, op.batch, op.kv_heads, kept, op.head_dim)
+    caches = [pool.flat.new_empty(shape) for _ in range(copies)]
+    for both in caches if kept else ():
+        pool.fill(both)
     rotation = itertools.cycle(caches)
     query = torch.randn(op.batch, op.q_heads, op.tokens, op.head_dim).to(pool.flat)
     new = torch.randn(2, op.batch, op.kv_heads, op.tokens, op.head_dim).to(pool.flat)
@@ -149,6 +143,7 @@ def graph_calls(op: Op, pool: WeightPool, working_set_bytes: int, fused: Fused) 
         raise ValueError(f"no kernel on one device for {op}")
     else:
         calls = [eager_call(op, pool, working_set_bytes)]
+    # few copies are run in turn until the graph is long enough
     rounds = -(-GRAPH_CALLS // len(calls))
     return (calls * rounds)[:MAX_GRAPH_CALLS]
 

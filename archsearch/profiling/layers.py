@@ -248,6 +248,7 @@ class LeanRun:
             )
             # The first new token's first key.
             first = 0 if layer.window is None else max(0, start + 1 - layer.window)
+            # [batch, tokens, heads, head_dim], as the cache's rows
             query = sequences[..., :q_size].unflatten(-1, (arch.num_attention_heads, arch.head_dim))
             attended = attend(query, kv[:, first:stop, 0], kv[:, first:stop, 1], layer.window)
             block = functional.linear(attended.reshape(-1, q_size), layer.out, layer.out_bias)

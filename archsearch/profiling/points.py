@@ -67,6 +67,7 @@ def spread(items: Sequence[T], features: Callable[[T], Sequence[float]], count: 
     if len(items) <= count:
         return items
     vectors = torch.tensor([list(features(item)) for item in items], dtype=torch.float64)
+    # from the item nearest the middle on, whatever the order of `items`
     taken = [int((vectors - vectors.mean(0)).square().sum(1).argmin())]
     distance = (vectors - vectors[taken[0]]).square().sum(1)
     while len(taken) < count:

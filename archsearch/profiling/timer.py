@@ -46,7 +46,7 @@ class WeightPool:
         self, size_bytes: int, dtype: torch.dtype, device: str = "cpu", seed: int = 0
     ) -> None:
         itemsize = torch.empty(0, dtype=dtype).element_size()
-        generator = torch.Generator(device="cpu").manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
         block = torch.randn(1 << 20, generator=generator).mul_(0.05).to(dtype)
         count = -(-size_bytes // (itemsize * block.numel()))
         self.flat = block.to(device).repeat(count)
@@ -144,8 +144,7 @@ class Timer:
     ) -> Timing:
         """Time `run` within about `budget_s`.
 
-        before: runs untimed ahead of every repeat (to empty the cache); then each repeat is a
-        single call.
+        before: runs untimed ahead of every repeat (to empty the cache).
         calls: calls per repeat; by default enough to fill MIN_REPEAT_S (one when `before` is
         given).
         """
@@ -163,6 +162,7 @@ class Timer:
         calls, repeats = plan(estimate, before is not None, calls, budget_s, each_s)
         times, slowdowns = [], []
         for _ in range(repeats):
+            # the machine's speed may change within a repeat: the mean of just before and just after
             probe_before = self.probe()
             if before is not None:
                 before()

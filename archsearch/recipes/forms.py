@@ -29,15 +29,19 @@ def check_shape(recipe: Recipe) -> None:
     """Raise ArchsearchError for a shape that the library cannot train."""
     library, shape = recipe.library, recipe.drafter.architecture
     wide = recipe.target.hidden_size
+    why = ENGINES["vllm"].lacks(recipe.family, target=recipe.target.model_type)
+    if why and library.name != "archsearch":
+        raise ArchsearchError(f"a recipe's scripts run vLLM: {why}")
+    trains = f"{library.title} {library.version} trains"
     if library.whole_width and shape.hidden_size != wide:
         raise ArchsearchError(
-            f"{library.title} {library.version} trains heads as wide as their target ({wide}), this"
-            f" one has {shape.hidden_size}; choose another --rank, or --with archsearch"
+            f"{trains} heads as wide as their target ({wide}), this one has {shape.hidden_size};"
+            " choose another --rank, or --with archsearch"
         )
     if recipe.family in library.one_layer and shape.num_hidden_layers > 1:
         raise ArchsearchError(
-            f"{library.title} {library.version} trains {recipe.family} heads of one layer, this one"
-            f" has {shape.num_hidden_layers}; use --with speculators"
+            f"{trains} {recipe.family} heads of one layer, this one has {shape.num_hidden_layers};"
+            " use --with speculators"
         )
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from archsearch import __version__, files
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
-from archsearch.paths import package_dir, shown
+from archsearch.paths import PACKAGE, shown
 from archsearch.profiles import installed
 from archsearch.records import WRONG_SHAPE, encoded, load
 from archsearch.runs.candidate import SCORE_FILE, Candidate
@@ -383,7 +383,7 @@ def list_runs(base: Path = Path("runs")) -> list[Run]:
 def git_commit() -> str | None:
     """The commit of the checkout this package runs from, "+changes" where it was edited; None
     outside a checkout."""
-    root = package_dir().parent
+    root = PACKAGE.parent
     if not (root / ".git").exists():
         return None
     # no tag matches, so the whole hash

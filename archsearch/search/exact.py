@@ -240,7 +240,7 @@ def rank_alone(space: SearchSpace, scorer: Scorer, progress: Report | None = Non
     for indices, shape in space.distinct(target, looked_at()):
         found.shapes += 1
         try:
-            if all(over <= 0.0 for over in scorer.constraints(shape).values()):
+            if scorer.feasible(shape):
                 found.ranked.append((indices, shape, scorer(shape)))
         except InvalidShapeError as error:
             found.invalid.append((indices, shape, str(error)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -140,17 +140,21 @@ class Score:
     @property
     def ranked_by(self) -> float:
         """Its worth among other families: where acceptance is assumed by the lower end of its
-        speed-up's interval, but above what is known not to pay where it may."""
+        speed-up's interval, but above what is known not to pay where it may; of such the better."""
         if not self.assumed:
             return self.worth
         low = self.worth * self.speedup.interval[0] / self.speedup.value
-        return max(low, min(self.worth, 1.0))
+        return max(low, min(self.worth, 1.0 + 1e-6 * self.worth))
 
     @property
     def is_found(self) -> bool:
         """Whether it is there to be downloaded: what a run trained is there too, and measured."""
-        there = self.needs is not None and self.needs.kind == "exists"
-        return there and self.alpha.source != "measured"
+        return self.needs_kind == "exists" and self.alpha.source != "measured"
+
+    @property
+    def needs_kind(self) -> str:
+        """The kind of its `needs`; "" where they are not known."""
+        return "" if self.needs is None else self.needs.kind
 
     @property
     def broken_limits(self) -> tuple[str, ...]:
@@ -530,6 +534,10 @@ class Scorer:
             )
         return result
 
+    def feasible(self, draft: Draft) -> bool:
+        """Whether the draft keeps within them."""
+        return all(over <= 0.0 for over in self.constraints(draft).values())
+
     def limit_words(self) -> str:
         """The limits, for whoever keeps within none."""
         return (
@@ -582,6 +590,11 @@ def difference_std(
     return math.sqrt(variance + (gap * sum(item.slope for item in both) / 2) ** 2)
 
 
+def best_first(scores: Iterable[Score]) -> list[Score]:
+    """By `Score.ranked_by`."""
+    return sorted(scores, key=lambda score: -score.ranked_by)
+
+
 def grouped(
     scores: Sequence[Score], acceptance: AcceptanceEstimator, contexts: Contexts
 ) -> list[list[Score]]:
@@ -589,7 +602,7 @@ def grouped(
     it by more than `difference_std`. Inside a group the model cannot say which is faster: choose by
     memory, or measure.
     """
-    rest = sorted(scores, key=lambda item: -item.ranked_by)
+    rest = best_first(scores)
     groups = []
     while rest:
         leader, others = rest[0], rest[1:]

@@ -11,7 +11,7 @@ from typing import Final
 
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.needs import Needs
-from archsearch.search.objective import Score, Scorer, difference_std
+from archsearch.search.objective import Score, Scorer, best_first, difference_std
 
 
 def best_of_each(
@@ -22,6 +22,12 @@ def best_of_each(
     for score in ranked:
         first.setdefault(what(score), score)
     return list(first.values())
+
+
+def size_of(score: Score) -> tuple[str, int, int]:
+    """Its family, width and depth: what sets drafts apart most."""
+    shape = score.architecture
+    return score.family, shape.hidden_size, shape.num_hidden_layers
 
 
 def effort(needs: Needs | None) -> tuple[int, float]:
@@ -39,7 +45,7 @@ def led_by_need(groups: Sequence[Sequence[Score]]) -> list[Score]:
     stand."""
     found: list[Score] = []
     for number, group in enumerate(groups):
-        ranked = sorted(group, key=lambda score: -score.ranked_by)
+        ranked = best_first(group)
         known = [score for score in ranked if not score.assumed]
         able = known if any(score.pays for score in known) else ranked
         leader = min(able, key=lambda score: (*effort(score.needs), -score.ranked_by))

@@ -65,8 +65,7 @@ def auxiliary_states(
     """The texts of `cache` with the inputs of `layers` at every token but the last of each, mapped
     from disk; those of its folder that are not there yet are made.
 
-    Only the layers below the last of `layers` run. Shards are written atomically, each belongs to
-    one target, one list of layers and one of texts. Raises ArchsearchError: layers the target has
+    Only the layers below the last of `layers` run. Raises ArchsearchError: layers the target has
     not, another target's texts, a disk too small (before anything runs), texts not in the folder.
     """
     chosen = check_layers(layers, int(target.config.num_hidden_layers))

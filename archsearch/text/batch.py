@@ -239,7 +239,6 @@ class BatchWriter:
         return [group[::-1] for group in groups[::-1]]
 
     def _refill(self) -> None:
-        """Read the next prompts and put them beside the answers under way."""
         self._leave(least=1)
         count = self._fitting()
         new, self.waiting = self.waiting[:count], self.waiting[count:]
@@ -362,7 +361,6 @@ class BatchWriter:
             yield work
 
     def _step(self) -> None:
-        """One more token for every row."""
         self.tail = self.passes.step(self.blocks, [row.ids[-1] for row in self.alive]).clone()
         self.stepped += 1
         for row, part in zip(self.alive, self._kept([1] * len(self.alive)), strict=False):
@@ -379,7 +377,6 @@ class BatchWriter:
         return whole.split(list(counts))
 
     def _choose(self) -> None:
-        """Write the next token of every row that has not ended."""
         writing, tail = self.writing, self.tail
         assert tail is not None
         logits = torch.nn.functional.linear(tail, self.head)  # [alive, vocab]

@@ -181,18 +181,17 @@ class Passes:
         return states
 
     def _run(self, plan: _Plan, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+        """The final states [rows, tokens, hidden]."""
         from transformers.cache_utils import Cache
 
         layer = _layer_class()  # which does what `plan` says
-        output = self.target.base_model(
+        return self.target.base_model(
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
             past_key_values=Cache(layers=[layer(number, plan) for number in range(self.layers)]),
             use_cache=True,
-        )
-        states: Tensor = output.last_hidden_state
-        return states
+        ).last_hidden_state
 
     @contextlib.contextmanager
     def attention(self) -> Iterator[None]:

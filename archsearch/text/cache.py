@@ -4,9 +4,6 @@ head beside them.
 A draft learns from what its target *writes* (on-policy text: Online Speculative Decoding, arXiv
 2310.07177), kept with the target's final hidden states, one vector per written token: its logits
 are `hidden @ head.T`, so a distillation needs no further pass of the target.
-
-Every shard is written atomically, and used again after a kill; a folder made for another target,
-other prompts or settings is refused.
 """
 
 from __future__ import annotations
@@ -198,10 +195,8 @@ _SHAPE_KEYS: Final = frozenset(
 
 
 def open_folder(folder: Path, fingerprint: Fingerprint, head: Tensor) -> CacheMeta:
-    """Create the cache folder, or check that what lies there was made for the same thing.
-
-    Raises ArchsearchError where it was made for something else.
-    """
+    """Create the cache folder, or check what lies there. Raises ArchsearchError where that was made
+    for another target, other texts or settings."""
     if (meta := read_meta(folder)) is not None:
         if changed := " and ".join(meta.fingerprint.differs(fingerprint)):
             raise ArchsearchError(

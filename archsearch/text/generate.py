@@ -73,8 +73,7 @@ def write_answers(
 
     Stops after `budget_s` seconds with what is there: answers under way are cut, prompts that were
     not reached have none. Called again, it goes on with these. `progress` is called after every
-    pass of the target. Raises ArchsearchError when `cache_dir` was made for another target, other
-    prompts or settings.
+    pass of the target. Raises as `open_folder`.
     """
     from archsearch.models.runtime import tune_malloc
 
@@ -84,8 +83,11 @@ def write_answers(
     writer = BatchWriter(target, head, ends, writing)
 
     def write(work: Sequence[Work], deadline: float | None, report: Report, store: Store) -> bool:
-        seed = writing.seed * 1_000_003
-        rows = {writer.row(w.text, seed + w.shard, w.place, w.begun): w.number for w in work}
+        rows = {}
+        for one in work:
+            shard, place = divmod(one.number, SHARD_PROMPTS)
+            seed = writing.seed * 1_000_003 + shard
+            rows[writer.row(one.text, seed, place, one.begun)] = one.number
         finished = writer.write_rows(
             list(rows), report, deadline, lambda row: store(rows[row], row.sequence(), True)
         )
@@ -133,8 +135,7 @@ def plain_head(target: PreTrainedModel) -> torch.Tensor:
         raise ArchsearchError(
             "the target's language-model head has a bias; such targets are not supported yet"
         )
-    weight: torch.Tensor = module.weight.detach()
-    return weight
+    return module.weight.detach()
 
 
 SAVE_EVERY_S: Final = 60.0  # a kill loses at most what was written since
@@ -142,12 +143,9 @@ SAVE_EVERY_S: Final = 60.0  # a kill loses at most what was written since
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One text still to be made: its number among all, its shard and place there, and what of it
-    was made before a cut."""
+    """One text still to be made: its number among all, and what of it was made before a cut."""
 
     number: int
-    shard: int
-    place: int
     text: EncodedPrompt
     begun: CachedSequence | None = None
 
@@ -184,10 +182,8 @@ def make_cache(
     job: CacheJob, begin: float, budget_s: float | None, progress: Progress
 ) -> TextCache:
     """Make the texts that are missing, until `budget_s` seconds after `begin`; cut ones go on.
-    `progress` is in seconds of the budget, in texts where there is none.
-
-    Raises ArchsearchError when the folder was made for another target, other texts or settings.
-    """
+    `progress` is in seconds of the budget, in texts where there is none. Raises as
+    `open_folder`."""
     meta = open_folder(job.folder, job.fingerprint(), job.head)
     deadline = None if budget_s is None else begin + budget_s
     shards = [_Shard.find(job, index) for index in range(-(-len(job.texts) // SHARD_PROMPTS))]
@@ -223,7 +219,6 @@ class _Shard:
 
     job: CacheJob
     path: Path
-    index: int
     numbers: range
     found: dict[int, CachedSequence] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
@@ -234,7 +229,7 @@ class _Shard:
     @classmethod
     def find(cls, job: CacheJob, index: int) -> _Shard:
         numbers = range(index * SHARD_PROMPTS, min((index + 1) * SHARD_PROMPTS, len(job.texts)))
-        shard = cls(job, job.folder / f"shard-{index:05d}.safetensors", index, numbers)
+        shard = cls(job, job.folder / f"shard-{index:05d}.safetensors", numbers)
         if shard_complete(shard.path):
             shard.ended = set(numbers)
         elif shard.path.exists():
@@ -261,11 +256,8 @@ class _Shard:
                     self.ended.add(number)
 
     def left(self) -> list[Work]:
-        return [
-            Work(number, self.index, place, self.job.texts[number], self.found.get(number))
-            for place, number in enumerate(self.numbers)
-            if number not in self.ended
-        ]
+        numbers = (number for number in self.numbers if number not in self.ended)
+        return [Work(n, self.job.texts[n], self.found.get(n)) for n in numbers]
 
     def take(self, number: int, sequence: CachedSequence, ended: bool) -> None:
         """Keep a text; the file is written once all of the shard ended, and once in a while

@@ -75,7 +75,7 @@ def _content(path: Path, what: str, encoding: str, forms: str = "") -> str:
 
 
 def _object(row: object) -> object:
-    if isinstance(row, dict):
+    if isinstance(row, dict | Faulty):
         return row
     kind = type(row).__name__
     return Faulty(f'a {kind}, not an object; write each as {{"prompt": "..."}}')
@@ -97,7 +97,7 @@ def _lines(text: str) -> Iterator[tuple[str, int, object]]:
     for number, row in _json_lines(text):
         if isinstance(row, Faulty):
             row = Faulty(f'{row}; each line must be one object such as {{"prompt": "..."}}')
-        yield "line", number, row if isinstance(row, Faulty) else _object(row)
+        yield "line", number, _object(row)
 
 
 def _json_lines(text: str) -> Iterator[tuple[int, object]]:
@@ -139,13 +139,11 @@ def _parquet(path: Path) -> Iterator[tuple[str, int, object]]:
         raise MissingDataError(
             f"reading {path} needs pyarrow: pip install pyarrow; or write JSON lines"
         ) from None
-    number = 0
     try:
         with ParquetFile(path) as file:
-            for batch in file.iter_batches():
-                for row in batch.to_pylist():
-                    number += 1
-                    yield "row", number, row
+            rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
+            for number, row in enumerate(rows, start=1):
+                yield "row", number, row
     except FileNotFoundError:
         raise MissingDataError(f"prompt file not found: {path}") from None
     except (OSError, ArrowException) as error:

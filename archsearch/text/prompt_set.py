@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from archsearch.errors import ArchsearchError
-from archsearch.paths import package_dir
+from archsearch.paths import PACKAGE
 
 if TYPE_CHECKING:
     from archsearch.text.cache import CachedSequence
@@ -44,16 +44,18 @@ class PromptSet:
     @property
     def choosing(self) -> list[Prompt]:
         """The held-out prompts that choices are made on; all where there are too few to split."""
-        return self._half(0) if self.split else list(self.heldout)
+        return self._half(0)
 
     @property
     def confirming(self) -> list[Prompt]:
         """The held-out prompts that no choice has seen; all where too few to split."""
-        return self._half(1) if self.split else list(self.heldout)
+        return self._half(1)
 
     def _half(self, which: int) -> list[Prompt]:
         """Both halves have the same share of each category, and of long and short prompts: what
         answers a long one (a text to sum up, code to mend) is easier to draft."""
+        if not self.split:
+            return list(self.heldout)
         ranked = sorted(self.heldout, key=lambda p: (p.category, len(p.text)))
         chosen: list[Prompt] = []
         for number, (_, alike) in enumerate(groupby(ranked, key=lambda p: p.category)):
@@ -89,7 +91,7 @@ def load_prompt_set(
     from archsearch.text.prompts import read_prompts
 
     if prompts is None:
-        folder = package_dir() / "demo"
+        folder = PACKAGE / "demo"
         return PromptSet(
             read_prompts(folder / "train_prompts.jsonl"),
             read_prompts(heldout or folder / "heldout_prompts.jsonl"),
@@ -145,12 +147,18 @@ LOOP_RUN: Final = 4  # tokens of a run that is looked for again
 LOOP_SHARE: Final = 0.5  # of an answer's runs that came before in it: a target that goes in circles
 
 
+def shingles(found: Sequence[T], size: int) -> list[tuple[T, ...]]:
+    """Runs of `size` words or tokens; of fewer the one run of all."""
+    if len(found) <= size:
+        return [tuple(found)] if found else []
+    return [tuple(found[i : i + size]) for i in range(len(found) - size + 1)]
+
+
 def loops(token_ids: Sequence[int]) -> bool:
     """Whether an answer goes in circles: half of its runs of four tokens came before."""
     if len(token_ids) < LOOP_TOKENS:
         return False
-    starts = range(len(token_ids) - LOOP_RUN + 1)
-    runs = [tuple(token_ids[start : start + LOOP_RUN]) for start in starts]
+    runs = shingles(token_ids, LOOP_RUN)
     return len(set(runs)) < (1.0 - LOOP_SHARE) * len(runs)
 
 

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-_SHAREGPT_ROLES: Final = {"human": "user", "gpt": "assistant"}
-
-
+# by field: the names of a turn's role and text, and roles that are called otherwise there
+_TURNS: Final[dict[str, tuple[str, str, dict[str, str]]]] = {
+    "messages": ("role", "content", {}),
+    "conversations": ("from", "value", {"human": "user", "gpt": "assistant"}),
+}
 MAX_PROMPT_TOKENS: Final = 2048  # longer prompts are left out: one of them takes the room of dozens
 
 
@@ -97,15 +99,10 @@ def _messages(row: dict[str, object]) -> tuple[tuple[str, str], ...]:
             raise Faulty(f"{empty[0]!r} is null; remove the row or write its prompt")
         raise Faulty(f"none of the fields {known} (found {found}); rename the prompt's field")
     value = row[field]
-    if field == "messages":
-        messages = [
-            (text_of(turn, "role"), text_of(turn, "content")) for turn in _turns(value, field)
-        ]
-    elif field == "conversations":
-        messages = []
-        for turn in _turns(value, field):
-            role = text_of(turn, "from")
-            messages.append((_SHAREGPT_ROLES.get(role, role), text_of(turn, "value")))
+    if field in _TURNS:
+        role, text, known_as = _TURNS[field]
+        said = [(text_of(turn, role), text_of(turn, text)) for turn in _turns(value, field)]
+        messages = [(known_as.get(who, who), what) for who, what in said]
     elif field == "turns":
         first = _turns(value, field)[0]
         messages = [("user", first if isinstance(first, str) else text_of(first, "content"))]
@@ -181,15 +178,14 @@ def _say_left_out(*counts: int) -> None:
 
 
 def _prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    where = f"the prompt in line {prompt.line}"
     if len(tokenizer(prompt.text, add_special_tokens=False)["input_ids"]) < 2:
         raise ArchsearchError(
-            f"the prompt in line {prompt.line} ({prompt.text!r}) is shorter than two tokens; remove"
-            " or extend it"
+            f"{where} ({prompt.text!r}) is shorter than two tokens; remove or extend it"
         )
     if not tokenizer.chat_template:
         return list(tokenizer("\n".join(content for _, content in prompt.messages))["input_ids"])
     turns = [{"role": role, "content": content} for role, content in prompt.messages]
-    where = f"the prompt in line {prompt.line}"
     try:
         text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     except Exception as error:  # a template is code of the target's: it may raise anything

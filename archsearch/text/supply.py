@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from archsearch.text.prompt_set import shingles
 from archsearch.text.prompts import EncodedPrompt, Prompt
 
 if TYPE_CHECKING:
@@ -109,13 +110,6 @@ def repeats(text: str) -> bool:
     """Whether more than a third of a text's runs of SHINGLE words occurred in it before."""
     found = shingles(words(text), SHINGLE)
     return len(found) >= 6 and len(set(found)) < 2 / 3 * len(found)
-
-
-def shingles(found: Sequence[str], size: int) -> list[tuple[str, ...]]:
-    """Runs of `size` words; of fewer words the one run of all."""
-    if len(found) <= size:
-        return [tuple(found)] if found else []
-    return [tuple(found[i : i + size]) for i in range(len(found) - size + 1)]
 
 
 class Seen:

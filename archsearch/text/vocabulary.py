@@ -40,9 +40,9 @@ def token_frequencies(cache: TextCache, *others: TextCache) -> TokenFrequencies:
     for one in (cache, *others):
         for sequence in one.sequences:
             ids = sequence.token_ids.numpy()
-            np.add.at(text, ids if one.plain else ids[: sequence.prompt_tokens], 1)
-            if not one.plain:
-                np.add.at(written, ids[sequence.prompt_tokens :], 1)
+            read = len(ids) if one.plain else sequence.prompt_tokens
+            np.add.at(text, ids[:read], 1)
+            np.add.at(written, ids[read:], 1)
     return TokenFrequencies(written, text)
 
 

@@ -138,19 +138,18 @@ def sweep_of(axis: str, text: str | None, most_context: int) -> Sweep:
     for what is no range."""
     if axis not in AXES:
         raise ArchsearchError(f"--sweep {axis}: choose one of {', '.join(AXES)}")
-    known: Axis = axis  # type: ignore[assignment]
-    low, high = RANGES[known]
-    if known == "context":
+    low, high = RANGES[axis]
+    if axis == "context":
         high = max(low + 1, min(high, most_context))
     count = POINTS
     if text is not None:
-        low, high, count = _range(known, text)
-    if known == "alpha":
-        return Sweep(known, tuple(float(value) for value in np.linspace(low, high, count)))
+        low, high, count = _range(axis, text)
+    if axis == "alpha":
+        return Sweep(axis, tuple(float(value) for value in np.linspace(low, high, count)))
     start, end = max(low, 1.0), max(high, 1.0)
     # each whole number of a short range, else evenly in logarithms
     spread = np.arange(low, high + 1) if high - low < count else np.geomspace(start, end, count)
-    return Sweep(known, tuple(sorted({float(round(value)) for value in (low, high, *spread)})))
+    return Sweep(axis, tuple(sorted({float(round(value)) for value in (low, high, *spread)})))
 
 
 def _range(axis: Axis, text: str) -> tuple[float, float, int]:

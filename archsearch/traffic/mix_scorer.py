@@ -182,8 +182,8 @@ class MixScorer(Scorer):
             tau, decode_s, time.round_s, time.verify_s, self.target_correlation
         )
         down = up = speculation.QUANTILE_95 * gain.relative_std
-        if tau.low is not None:
-            low, high = speculation.speedup_interval(gain, tau, gamma)
+        if tau.low is not None or time.round_s.low is not None:
+            low, high = speculation.speedup_interval(gain, tau, gamma, time.round_s)
             down, up = math.log(gain.value / low), math.log(high / gain.value)
         if each.gamma:
             return gain.relative_std, down, up

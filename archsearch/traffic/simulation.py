@@ -18,10 +18,10 @@ from typing import Final
 
 import numpy as np
 
+from archsearch.capacity import STEP_TOKENS
 from archsearch.traffic.steady import Service
 from archsearch.traffic.traces import Lengths, Request
 
-BUDGET: Final = 8192  # tokens of a step (vLLM's max_num_batched_tokens)
 WARM_UP: Final = 0.1  # share of the requests that are served before anything is counted
 BEHIND: Final = 2.0  # a server that needs as many times the arrivals' span is full
 
@@ -92,7 +92,7 @@ class _Server:
 
     def _read(self) -> tuple[list[_Served], float]:
         """Prompts of this step: those that end in it, and the seconds that all of it adds."""
-        left, seconds, whole = BUDGET - len(self.decoding), 0.0, []
+        left, seconds, whole = STEP_TOKENS - len(self.decoding), 0.0, []
         while self.reading and left > 0:
             each = self.reading[0]
             tokens = min(left, each.left_to_read)
@@ -144,6 +144,7 @@ def _counted(server: _Server, requests: Sequence[Request]) -> Simulated:
     ttft = sorted(each.first_s - each.request.arrival_s for each in counted)
     end, span = max(each.done_s for each in counted), requests[-1].arrival_s
     start = counted[0].request.arrival_s
+    # the mean of the longest tenth, which grows with the span where the server falls behind
     late = statistics.fmean(ttft[-max(1, len(ttft) // 10) :])
     return Simulated(
         requests=len(counted),

@@ -229,10 +229,12 @@ def together(service: Service, number: int) -> Steady:
         if not tokens.reach:
             return 1.0
         first = np.minimum(tokens.reach[0], 0.9999)
+        # the first position's odds moved; every further chance by the same power of its own
         of_odds = first + (1.0 - first) * np.exp(REQUEST_STD * deviations)
         power = 1.0 - np.log(of_odds) / np.log(first)
         return 1.0 / (1.0 + sum(chance**power for chance in tokens.reach))
 
+    # over a normal distribution by Gauss-Hermite with three points
     mean = (slow(-(3.0**0.5)) + 4.0 * slow(0.0) + slow(3.0**0.5)) / 6.0
     apart = (lengths - 1.0) ** 2 + (slow(later) / mean - 1.0) ** 2 + later**2 * service.chance_cv2
     ends = rounds * np.maximum(1.0 + np.sign(later) * apart**0.5, 0.0)
@@ -265,6 +267,7 @@ def slot_waiting(service: Service, requests_per_s: Numbers) -> tuple[Numbers, Nu
     for block in range(BLOCKS):
         at = held - block * size
         ratio = service.requests_per_s(np.maximum(at - (size - 1.0) / 2.0, 1.0)) / requests_per_s
+        # a geometric series: each of the block's `size` states is `ratio` times the one above it
         near = np.abs(ratio - 1.0) < 1e-9
         grown = np.expm1(np.minimum(size * np.log(ratio), 500.0))
         states = np.where(near, size, ratio * grown / np.where(near, 1.0, ratio - 1.0))

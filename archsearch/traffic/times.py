@@ -16,7 +16,7 @@ import numpy as np
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.grid import ShapeGrid
 from archsearch.architecture.ops import Part
-from archsearch.capacity import held_requests
+from archsearch.capacity import STEP_TOKENS, held_requests
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.registry import as_drafter
 from archsearch.engine_facts import EngineFacts
@@ -81,6 +81,7 @@ def times_over_batches(
         idle = np.array([np.broadcast_to(each.idle(), shape) for each in priced])
         times = [[(time.round_s, time.draft_s) for time in each.rounds()] for each in priced]
         both = [[[np.broadcast_to(x.value, shape) for x in pair] for pair in row] for row in times]
+        # [sizes, gammas, 2, *shapes] -> each [sizes, gammas, *shapes]
         rounds, drafts = np.moveaxis(np.array(both), 2, 0)
     else:
         able = latency.facts.gammas(drafter, gammas)
@@ -111,10 +112,6 @@ def _rounds_s(
     return [time.round_s.value for time in each]
 
 
-# prompt tokens of one step; longer prompts are read in several (vLLM's max_num_batched_tokens)
-CHUNK: Final = 8192
-
-
 def prefill_s(
     latency: DraftPasses,
     target: Architecture,
@@ -135,7 +132,7 @@ def prefill_s(
     total: Numbers = 0.0
     read = 0
     while read < prompt_tokens:
-        tokens = min(CHUNK, prompt_tokens - read)
+        tokens = min(STEP_TOKENS, prompt_tokens - read)  # longer prompts take several steps
         total += _chunk_s(latency, target, workload, tokens, read)
         read += tokens
     if draft is None:
@@ -235,7 +232,7 @@ def held_by(
 ) -> Any:
     """How many requests of the workload's context memory holds at once; None on a CPU, whose memory
     is not the engine's alone."""
-    if device.kind == "cpu":
+    if device.is_cpu:
         return None
     served = replace(workload, draft_tensor_parallel=facts.ranks_of_draft(workload))
     return held_requests(target, draft, served, device)

@@ -196,7 +196,7 @@ def _rows(text: str, path: Path) -> tuple[list[tuple[float, float, float]], str]
         return _mooncake(text.splitlines(), path), ""
     if start and "," in text.partition("\n")[0]:
         try:
-            return _burst(text.splitlines(), path)
+            return _burst(text.splitlines(), path), ""
         except csv.Error as error:
             raise ArchsearchError(
                 f"the trace {path} is no CSV ({error}); it must be {FORMS}"
@@ -255,7 +255,7 @@ def _mooncake(lines: Iterable[str], path: Path) -> list[tuple[float, float, floa
     return rows
 
 
-def _burst(lines: list[str], path: Path) -> tuple[list[tuple[float, float, float]], str]:
+def _burst(lines: list[str], path: Path) -> list[tuple[float, float, float]]:
     rows = []
     names = {name.strip().lower(): name for name in next(csv.reader(lines[:1]))}
     wanted = [names.get(name) for name in ("timestamp", "request tokens", "response tokens")]
@@ -265,19 +265,18 @@ def _burst(lines: list[str], path: Path) -> tuple[list[tuple[float, float, float
         )
     for count, line in enumerate(csv.DictReader(lines), start=2):
         try:
-            row = tuple(float(line[str(name)]) for name in wanted)
+            at, prompt, answer = (float(line[str(name)]) for name in wanted)
         except (TypeError, ValueError):
             raise ArchsearchError(f"the trace {path}, line {count}: a number is missing") from None
-        rows.append((row[0], row[1], row[2]))
-    return rows, ""
+        rows.append((at, prompt, answer))
+    return rows
 
 
 def _checked(read: list[tuple[float, float, float]], path: Path, note: str) -> Trace:
     rows = [(count, *row) for count, row in enumerate(read, start=1) if row[2] != 0]
     if failed := len(read) - len(rows):
-        note = "; ".join(
-            [*([note] if note else []), f"{failed} requests without an answer were left out"]
-        )
+        words = f"{failed} requests without an answer were left out"
+        note = f"{note}; {words}" if note else words
     if len(rows) < 2:
         raise ArchsearchError(
             f"the trace {path} holds {len(rows)} requests with an answer; at least 2 are needed"

@@ -50,17 +50,16 @@ class Batch:
     def to(self, device: torch.device) -> Self:
         if self.input_ids.device == device:
             return self
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved: dict[str, Any] = {
-            name: v.to(device) for name, v in values.items() if isinstance(v, Tensor)
-        }
-        return replace(self, **moved)
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        moved = {name: value.to(device) for name, value in values if isinstance(value, Tensor)}
+        return replace(self, **moved)  # type: ignore[arg-type]
 
 
 def make_batch(sequences: Sequence[CachedSequence]) -> Batch:
     """One right-padded batch; the last token of each sequence is predicted, never an input."""
     input_ids = pad_sequence([s.token_ids[:-1].long() for s in sequences], batch_first=True)
     width = input_ids.shape[1]
+    # the state at token i predicts token i + 1: from the prompt's last token to the last but one
     positions = [
         torch.arange(s.prompt_tokens - 1, len(s) - 1) + row * width
         for row, s in enumerate(sequences)
@@ -130,10 +129,7 @@ def judging(model: Any) -> Iterator[Tensor]:
 
 def greedy_matches(draft: PreTrainedModel, sequences: Sequence[CachedSequence]) -> list[np.ndarray]:
     """Per sequence [n] bool: whether the draft's argmax is the target's greedy token, given the
-    true text before it.
-
-    One teacher-forced pass; with this along greedy text, any gamma can be replayed afterwards.
-    """
+    true text before it: along greedy text any gamma can be replayed afterwards."""
     kept = head_token_ids(draft)
     results = [np.empty(0, dtype=bool)] * len(sequences)
     with judging(draft) as weight:
@@ -161,6 +157,7 @@ def heldout_divergence(
     with torch.inference_mode():
         for _, batch in batches_of(sequences, JUDGED_TOKENS, weight.device):
             states = draft_states(draft, batch)
+            # two [512, vocab] tables at a time: all of a batch would not fit a small machine
             for part in torch.arange(len(batch.greedy_ids), device=weight.device).split(512):
                 said = functional.log_softmax(functional.linear(states[part], weight).float(), -1)
                 meant = functional.log_softmax(
@@ -213,9 +210,7 @@ class Teacher:
         self.index_of[places if self.kept is None else self.kept] = places
         self.frequent = None
         if self.rows > _FULL_HEAD_LIMIT:
-            counts = torch.zeros(vocab, dtype=torch.long)
-            for sequence in sequences:
-                counts += torch.bincount(sequence.written, minlength=vocab)
+            counts = torch.bincount(torch.cat([s.written for s in sequences]), minlength=vocab)
             rows = self.index_of[counts.argsort(descending=True, stable=True).to(weight.device)]
             self.frequent = rows[rows >= 0][:shortlist]
 

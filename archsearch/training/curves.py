@@ -1,8 +1,8 @@
 """Learning curves of acceptance, and where they lead: alpha at a full budget from the first part of
-it.
+it (docs/concepts.md, "Training and its curves").
 
     logit(alpha(t)) = level + slope x + bend x^2 / 2 + gain [annealed]
-    x = ln(e(t) / REFERENCE_TOKENS)
+    x = ln(e(t) / REFERENCE_TOKENS), e: `effective_tokens`
 
 Acceptance grows about linearly in the logarithm of the training tokens (Scylla, arXiv 2505.07858)
 and flattens; over the decade that a search looks at, the second-order term is enough for that. The
@@ -12,17 +12,8 @@ with unstructured covariance, Laird and Ware 1982). The covariance matters: shap
 rise steeply and end near the others. All is linear and Gaussian, so a prediction and its band are
 one update.
 
-Tokens that were seen before teach less and less (data-constrained scaling, Muennighoff et al.,
-arXiv 2305.16264, equation 5): t tokens of a text of u are worth e(t) = u (1 + R (1 - exp(-(t / u -
-1) / R))) new ones, never more than (1 + R) u. What comes after that is learning by heart; a
-training ends there (`DistillConfig.patience`), so the curve is that of its best look.
-
 To *rank* shapes trained to the same point, compare alpha there: carrying each curve on adds the
 noise of its slope (over nine shapes rho with the final alpha fell from 0.90 to 0.45).
-
-Writing text and training on it both make the tokens that a training is worth more, and acceptance
-rises with those alone. So how minutes are best divided (`best_split`) needs three figures only:
-tokens written in a second, tokens trained on in a second, and how much text there can be.
 """
 
 from __future__ import annotations
@@ -67,8 +58,8 @@ class AlphaPoint:
 
 
 def effective_tokens(tokens: float, epoch_tokens: float, repeats: float = REPEATS) -> float:
-    """New tokens that `tokens` of training on a text of `epoch_tokens` are worth; `tokens` where
-    the text never ends (0)."""
+    """New tokens that `tokens` of training on a text of `epoch_tokens` are worth, at most 1 + R
+    texts (arXiv 2305.16264, equation 5); `tokens` where the text never ends (0)."""
     if epoch_tokens <= 0 or tokens <= epoch_tokens:
         return float(tokens)
     return epoch_tokens * (1.0 + repeats * -math.expm1(-(tokens / epoch_tokens - 1.0) / repeats))
@@ -145,21 +136,19 @@ def extrapolate(
 
 
 def curve_slope(tokens: int, prior: CurvePrior = MEASURED) -> float:
-    """logit(alpha) per e-fold of new training tokens, there; not below LEAST_SLOPE."""
+    """logit(alpha) per e-fold of new tokens, there; not below LEAST_SLOPE."""
     _, slope_there, bend, _ = prior.mean
     return max(LEAST_SLOPE, slope_there + bend * math.log(max(tokens, 1) / REFERENCE_TOKENS))
 
 
 def growth(prior: CurvePrior, start: float, end: float) -> Estimate:
-    """What training from `start` to `end` new tokens (`effective_tokens`) and the anneal add to
-    logit(alpha) of all shapes.
-
-    Integrated over ln(tokens). Its std is half of it and SLOPE_STD per e-fold: it is carried on far
-    beyond where it was seen.
-    """
+    """What training from `start` to `end` new tokens and the anneal add to logit(alpha) of all
+    shapes. Its std is half of it and SLOPE_STD per e-fold: it is carried on far beyond where it was
+    seen."""
     gain, gain_std = prior.mean[3], math.sqrt(prior.covariance[3][3])
     if end <= start:
         return Estimate(gain, gain_std, "modelled")
+    # the slope over ln(tokens), by the midpoint rule
     steps = np.linspace(math.log(start), math.log(end), 33)
     slopes = [curve_slope(round(math.exp(x)), prior) for x in (steps[:-1] + steps[1:]) / 2]
     risen = float(np.sum(np.diff(steps) * slopes))
@@ -183,6 +172,7 @@ def fit_prior(curves: Sequence[Sequence[AlphaPoint]], start: CurvePrior = MEASUR
         means, spreads, residuals, count = [], [], 0.0, 0
         for curve in usable:
             mean, covariance, rows, errors = _posterior(curve, prior)
+            # E: what is not known of a curve's coefficients counts as scatter of its points
             residuals += float(errors @ errors + np.trace(rows @ covariance @ rows.T))
             count += len(curve)
             means.append(mean)
@@ -223,9 +213,10 @@ def _posterior(points: Sequence[AlphaPoint], prior: CurvePrior) -> tuple[Array, 
     targets = np.array([logit(clamped(point.alpha)) for point in points])
     covariance, prior_mean = np.array(prior.covariance), np.array(prior.mean)
     noise = np.eye(len(points)) * prior.noise_std**2
+    # [4, n]: how far each point moves each coefficient (a Kalman update of all points at once)
     gain = covariance @ rows.T @ np.linalg.inv(rows @ covariance @ rows.T + noise)
     mean = prior_mean + gain @ (targets - rows @ prior_mean)
-    updated = covariance - gain @ rows @ covariance
+    updated = covariance - gain @ rows @ covariance  # symmetric but for rounding
     return mean, (updated + updated.T) / 2, rows, targets - rows @ mean
 
 
@@ -276,9 +267,9 @@ def best_split(
     epoch_tokens: float = 0.0,
     tokens: float = 0.0,
 ) -> tuple[Split, Split]:
-    """(the division of `seconds` whose training is worth most new tokens, of equals the one with
-    least text; the one that writes none). `epoch_tokens`, `tokens`: text and training that are
-    there already."""
+    """(the division of `seconds` between writing and training that is worth most new tokens, with
+    which alone acceptance rises, of equals the one with least text; the one that writes none).
+    `epoch_tokens`, `tokens`: text and training that are there already."""
 
     def at(text_s: float) -> Split:
         epoch = epoch_tokens + text_after(text_s, supplies)

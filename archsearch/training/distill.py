@@ -70,6 +70,7 @@ def distill_loss(
     loss = functional.kl_div(log_draft, log_teacher, reduction="batchmean", log_target=True)
     if feature_weight and draft_hidden is not None and teacher_hidden is not None:
         reference = teacher_hidden.float()
+        # [n]: each position counts by its own size, however large its state
         size = reference.square().sum(-1).clamp_min(1e-6)
         error = (draft_hidden.float() - reference).square().sum(-1) / size
         loss = loss + feature_weight * error.mean()
@@ -118,7 +119,7 @@ class TrainingRun:
     """One training run of a draft: its optimizer, its place, and what was seen on the way.
 
     Heads on hidden states (`archsearch.training.heads`) differ in `_batch`, `_loss`, `_matches`,
-    `_due`, `_identity` and what a checkpoint holds besides (`_extra`).
+    `_due`, `_identity` and what a checkpoint holds besides (`_extra`, `_take_extra`).
     """
 
     said = "alpha"  # what looks measure, in progress
@@ -291,6 +292,7 @@ class TrainingRun:
             group["lr"] = lr
         loss = self._loss(batch)
         value = loss.item()
+        # asked before the step, so that no checkpoint holds weights of a broken one
         if math.isfinite(value):
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(self.trainable.values(), self.config.clip).item()
@@ -346,11 +348,10 @@ class TrainingRun:
     # ---- checkpoints
 
     def _extra(self) -> dict[str, object]:
-        """What a checkpoint holds besides."""
         return {}
 
     def _take_extra(self, extra: dict[str, object]) -> None:
-        """Go on from what `_extra` gave to a checkpoint."""
+        pass
 
     def _save(self, name: str = CHECKPOINT) -> None:
         if self.path is None:

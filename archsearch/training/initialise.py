@@ -223,7 +223,7 @@ def observe(
 
     def add_energy(layer: int, states: Tensor) -> None:
         square = states.detach().float().square().reshape(-1, states.shape[-1]).sum(0)
-        energy[layer] = energy[layer] + square if layer in energy else square
+        energy[layer] = energy.get(layer, 0) + square
 
     def watch(module: nn.Module, of: Callable[[Tensor], None]) -> object:
         return module.register_forward_pre_hook(lambda _, inputs: of(inputs[0]))
@@ -293,9 +293,9 @@ def _fill_attention(
     old, new = source.self_attn, block.self_attn
     dim, hidden = target.head_dim, target.hidden_size
     norm = source.input_layernorm.weight.float()
-    q = _with_bias(old.q_proj).view(target.num_attention_heads, dim, hidden + 1)
-    k = _with_bias(old.k_proj).view(target.num_key_value_heads, dim, hidden + 1)
-    v = _with_bias(old.v_proj).view(target.num_key_value_heads, dim, hidden + 1)
+    # each [heads, head_dim, d + 1]
+    readers = (old.q_proj, old.k_proj, old.v_proj)
+    q, k, v = (_with_bias(linear).view(-1, dim, hidden + 1) for linear in readers)
     # [heads, d, head_dim]
     o = old.o_proj.weight.float().view(hidden, target.num_attention_heads, dim).permute(1, 0, 2)
     importance = o.square().sum((1, 2)).sqrt()
@@ -320,9 +320,8 @@ def _fill_attention(
             else:
                 new_q.append(q_scale * _place(q[head][keep], places, arch.head_dim))
                 new_o.append(next(remaining))
-    _set_reader(new.q_proj, torch.cat(new_q), norm, width)
-    _set_reader(new.k_proj, torch.cat(new_k), norm, width)
-    _set_reader(new.v_proj, torch.cat(new_v), norm, width)
+    for linear, made in ((new.q_proj, new_q), (new.k_proj, new_k), (new.v_proj, new_v)):
+        _set_reader(linear, torch.cat(made), norm, width)
     _set_writer(new.o_proj, torch.cat(new_o, dim=1), old.o_proj.bias, width)
 
 

@@ -149,9 +149,8 @@ def save_state(path: Path, state: dict[str, object]) -> None:
 def load_state(path: Path) -> dict[str, Any]:
     """A checkpoint of `save_state`. Raises ArchsearchError for a file that is none."""
     try:
-        state: dict[str, object] = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError) as error:
         raise ArchsearchError(
             f"cannot read the checkpoint {path}: {first_line(error)}; delete it"
         ) from error
-    return state

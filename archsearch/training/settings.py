@@ -83,8 +83,8 @@ class DistillConfig:
             raise ArchsearchError(f"training settings out of range: {values}")
 
     def identity(self) -> dict[str, object]:
-        """What a checkpoint must agree with: everything but the length of the run, its end and how
-        it is watched."""
+        """What a checkpoint must agree with: all but the run's length, its end and how it is
+        watched."""
         ends = "budget_s max_steps max_tokens anneal patience"
         watched = "keep_best checkpoint_every_s evaluations evaluate_at look_ratio"
         free = f"{ends} {watched}".split()

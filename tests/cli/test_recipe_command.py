@@ -309,6 +309,20 @@ def test_a_shape_that_a_library_does_not_train(gpu_run: Path) -> None:
     assert "as wide as their target (4096)" in refused("recipe", str(gpu_run), "--rank", str(rank))
 
 
+def test_a_head_that_vllm_does_not_run_has_no_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """train.sh failed at its own vLLM, after 18 hours of text."""
+    monkeypatch.chdir(tmp_path)
+    asked = ("--target", "gemma-3-27b", "--gpu", "h100", "--engine", "sglang")
+    call("search", *asked, "--family", "eagle3", "--trials", "2", "--run", "run")
+    for library in ("speculators", "specforge"):
+        line = refused("recipe", "run", "--rank", "1", "--with", library, "--gpus", "2")
+        assert "a recipe's scripts run vLLM: vLLM's class of gemma3_text" in line
+    assert not Path("recipe").exists()
+    assert "of gemma3_text" in refused("schedule", "run", "--rank", "1", "--engine", "vllm")
+
+
 def test_a_target_without_weights(with_ranks: Path) -> None:
     rank = rank_of(Path("runs/a"), "independent")
     Path("target/model.safetensors").unlink()

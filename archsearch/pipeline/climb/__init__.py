@@ -1,6 +1,2 @@
-"""A search that trains, inside a time budget: from the prior over short trainings to finalists
-(successive halving), or, by a plan without rounds, the prior's best at once.
-
-`archsearch.search.rungs` decides (numbers in, choices out), `archsearch.drafts.trainer` trains,
-`archsearch.runs.state` remembers.
-"""
+"""A search that trains, inside a time budget: `search.rungs` decides (numbers in, choices out),
+`drafts.trainer` trains, `runs.state` remembers."""

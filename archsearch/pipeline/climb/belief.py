@@ -34,9 +34,9 @@ from archsearch.training.curves import (
 
 @dataclass
 class Belief:
-    """Acceptance as it is known by now: fitted to `known` (earlier runs) and `shorts` (short
-    trainings of this climb). `full_tokens`: what curves are carried on to, on a text of
-    `full_epoch` tokens; 0: on the one that the short trainings saw."""
+    """Acceptance as it is known by now: fitted to `known` (earlier runs) and `shorts` (of this
+    climb). `full_tokens`: what curves are carried on to, on a text of `full_epoch` tokens (0: that
+    of the short trainings)."""
 
     scorer: Scorer
     known: list[AcceptanceObservation]
@@ -47,8 +47,7 @@ class Belief:
     _learnt: tuple[object, ...] | None = None
 
     def learn(self, finalists: Sequence[AcceptanceObservation] = ()) -> None:
-        """Fit what is known of acceptance to all that was trained, and score with it from now
-        on."""
+        """Fit acceptance to all that was trained, and score with it from now on."""
         trained = ((shape, short.tokens) for shape, short in self.shorts.items())
         state = (*trained, self.full_tokens, self.full_epoch, len(finalists))
         if state == self._learnt:
@@ -94,7 +93,7 @@ class Belief:
 
     def end_slope(self) -> float:
         """logit(alpha) per e-fold of training tokens where the full training ends; near 0 where its
-        text is learnt by then."""
+        text is learnt."""
         end, epoch = self.full_tokens or rungs.FIRST_TOKENS, self.full_epoch or self.epoch_tokens
         here, further = effective_tokens(end, epoch), effective_tokens(1.1 * end, epoch)
         return curve_slope(round(here)) * math.log(further / here) / math.log(1.1)
@@ -135,16 +134,16 @@ def capacity_to_come(
     prior: AcceptanceEstimator, full: AcceptanceContext
 ) -> Callable[[Architecture, float], float]:
     """Of a shape and the tokens it has seen: what its size and depth have yet to bring by the full
-    training, in logit(alpha), beside what more tokens bring to every shape, by `prior`."""
+    training, in logit(alpha) by `prior`, beside what more tokens bring to every shape."""
 
-    def at(shape: Architecture, tokens: float) -> float:
-        return speculation.logit(
-            prior.predict(shape, replace(full, trained_tokens=tokens)).alpha.value
+    def to_come(shape: Architecture, seen: float) -> float:
+        now, end = (
+            prior.predict(shape, replace(full, trained_tokens=float(tokens))).alpha.value
+            for tokens in (seen, full.trained_tokens or seen)
         )
+        return speculation.logit(end) - speculation.logit(now)
 
-    return lambda shape, seen: (
-        at(shape, float(full.trained_tokens or seen)) - at(shape, float(seen))
-    )
+    return to_come
 
 
 def levels(
@@ -152,13 +151,13 @@ def levels(
     shared: CurvePrior,
     to_come: Callable[[Architecture, int], float],
 ) -> dict[Architecture, tuple[float, float]]:
-    """Where each trained shape will stand among them when all are trained in full: (logit(alpha),
-    std of its own error), at the tokens of the longest.
+    """Where each trained shape will stand when all are trained in full: (logit(alpha), std of its
+    own error), at the tokens of the longest.
 
     Round by round: the mean of a round's shapes is where the round before left them (newcomers
     count at the mean), and each one's distance from it is what `catch_up` leaves of it, and how far
-    its size and depth will take it from the others yet (`to_come`, of a shape and the tokens it has
-    seen): young drafts of any size look alike.
+    its size and depth will yet take it (`to_come`, of a shape and the tokens it has seen): young
+    drafts of any size look alike.
     """
     result: dict[Architecture, tuple[float, float]] = {}
     marks = sorted({short.tokens for short in shorts.values()})  # tokens at the end of each round

@@ -2,7 +2,7 @@
 training of the best; a plan without rounds trains the prior's best.
 
 Everything is in rungs.json before the next step begins and every training has its own checkpoint:
-no shape is trained twice, also where the climb was killed.
+no shape is trained twice.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ PROBE_SHARE: Final = 0.05  # of the time for full trainings, at most, for each o
 
 @dataclass
 class Climb:
-    """A search that trains, in progress. `space`: of the independent drafts, `pool`: all shapes of
-    it that are looked at, best first; `out`: those that cannot win, and why; `wanted`, `most`: how
-    many finalists at least and at most; `heads`: of the other families that were asked for."""
+    """A search that trains, in progress. `space`: of the independent drafts, `pool`: its shapes
+    that are looked at, best first; `out`: those that cannot win, and why; `wanted`, `most`: how
+    many finalists; `heads`: of the other families that were asked for."""
 
     space: SearchSpace
     plan: Plan
@@ -73,8 +73,8 @@ class Climb:
         return self.belief.scorer
 
     def climb(self) -> list[TrainedDraft]:
-        """Rounds of short trainings, or none of them, then the finalists and the heads that are
-        left; in the order of training."""
+        """Rounds of short trainings, or none, then the finalists and the heads that are left; in
+        the order of training."""
         if self.plan.climbs:
             self._short_trainings()
         else:
@@ -113,7 +113,6 @@ class Climb:
                 race.short_trainings(self.heads, self.file, self.left_s, self.standings()[0])
 
     def _begin_without_rounds(self) -> None:
-        """The time for full trainings begins now, unless it has."""
         if self.state.finalists is None or self.state.rung_end_s is None:
             self.state.rung_end_s = self.file.elapsed_s()
             self.file.save()
@@ -122,8 +121,8 @@ class Climb:
         self.state.heads += [HeadEntry(*each) for each in new]
 
     def rounds(self, first: Sequence[Score]) -> None:
-        """Successive halving over short trainings, until one is left, the seconds are gone or
-        knowing more brings nothing."""
+        """Successive halving, until one is left, the seconds are gone or knowing more brings
+        nothing."""
         if len(first) < 2:
             self.file.note("rung 1: left out, the prior leaves one candidate")
             return
@@ -208,14 +207,13 @@ class Climb:
         return sorted(pool, key=_order)
 
     def _alive(self, scores: Sequence[Score]) -> list[bool]:
-        """Which of `scores` could still turn out best of them."""
         values = [math.log(score.worth) for score in scores]
         gaps = self.belief.score_gap_std
         return rungs.contenders(values, lambda i, j: gaps(scores[i], scores[j]))
 
     def expand_neighbourhood(self) -> None:
-        """Take the neighbours of the best into the pool: what was learnt may have moved the best to
-        where rung 0 did not look."""
+        """Take the neighbours of the best into the pool: it may have moved to where rung 0 did not
+        look."""
         space, target = self.space, self.scorer.target
         for score in self.standings()[:5]:
             shape = score.architecture
@@ -230,7 +228,7 @@ class Climb:
                 found = space.build(indices, target)
                 if not isinstance(found, Architecture) or found in self.pool:
                     continue
-                if all(value <= 0 for value in self.scorer.constraints(found).values()):
+                if self.scorer.feasible(found):
                     self.pool[found] = None
 
     def measured(self, draft: TrainedDraft) -> Score:
@@ -248,8 +246,8 @@ class Climb:
         return max(left_s, self.state.rung_end_s + least_s - elapsed_s)
 
     def aim(self, seconds: float) -> None:
-        """What a full training in `seconds` is foreseen to see, with the text that is worth writing
-        before it: what curves are carried on to."""
+        """What a full training in `seconds` is foreseen to see, with the text worth writing before
+        it."""
         by_speed = sorted(self.belief.shorts.values(), key=lambda short: short.tokens_per_s)
         split = self.trainings.split_minutes(by_speed[len(by_speed) // 2].architecture, seconds)
         tokens = max(rungs.FIRST_TOKENS, int(split.tokens))
@@ -266,7 +264,7 @@ class Climb:
         return rung_s
 
     def _rung_left_s(self) -> float:
-        """Seconds until the short trainings end; negative where they are late."""
+        """Until the short trainings end; negative where they are late."""
         assert self.state.rung_end_s is not None
         return self.state.rung_end_s - self.file.elapsed_s()
 
@@ -329,7 +327,6 @@ class Climb:
         return entry
 
     def _judge(self, entry: RoundEntry) -> None:
-        """Who of the round cannot win any more, and why."""
         scores = [self.scorer(shape) for shape in entry.shapes]
         leader = min(scores, key=_order)
         for score, alive in zip(scores, self._alive(scores), strict=True):
@@ -347,7 +344,6 @@ class Climb:
     # -- finalists
 
     def _choose_finalists(self) -> FinalistsEntry:
-        """Written down before they are trained."""
         rivals = sum(entry.state == "kept" for entry in self.state.heads)
         # the rest is for the best of the families
         share = ALL_SHARE / (1 + rivals) if rivals else 1.0
@@ -381,8 +377,8 @@ class Climb:
         return scores[: max(self.wanted, count)]
 
     def _record(self, entry: FinalistsEntry, drafts: Sequence[TrainedDraft]) -> None:
-        """What the finalists reached, in rungs.json; the last row of every short training that led
-        to no full one says so."""
+        """What the finalists reached; the last row of every short training that led to no full one
+        says so."""
         predicted = {score.architecture: score.alpha for score in entry.predicted}
         for draft in drafts:
             row = self.row(2, 0, self.measured(draft), "trained", "measured on held-out text")
@@ -401,7 +397,6 @@ class Climb:
     # -- what is written down
 
     def row(self, rung: int, number: int, score: Score, state: Fate, why: str) -> RungRow:
-        """What a rung says of a shape now."""
         shape = score.architecture
         short = self.belief.shorts.get(shape) if rung else None
         return RungRow(

@@ -1,6 +1,5 @@
 """The plan of the minutes of a search that trains, what a confirmation takes, the texts that come
-first; and what came of it as rows: columns of trials.csv, the table of the report, what was
-measured of each draft."""
+first; and what came of it as rows: columns of trials.csv, the table of the report."""
 
 from __future__ import annotations
 
@@ -11,9 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from archsearch.acceptance.estimator import VocabularyCoverage
 from archsearch.architecture.architecture import Architecture
-from archsearch.drafts.records import TrainedDraft
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import engine_facts
 from archsearch.files import write_json
@@ -21,10 +18,8 @@ from archsearch.models.files import HEAD_FAMILIES
 from archsearch.pipeline.latency import machine_slowdown
 from archsearch.pipeline.session import SearchSession
 from archsearch.progress import human_time, say
-from archsearch.report.terminal.search import MeasuredDraft
 from archsearch.runs.state import ClimbState, RungRow, StateFile
 from archsearch.search import rungs
-from archsearch.search.objective import Score
 from archsearch.search.rungs import Plan
 
 EXACT_TOKENS: Final = 4 * 32 * 2  # what the exactness check in float32 generates
@@ -63,9 +58,8 @@ def make_plan(session: SearchSession, file: StateFile) -> Plan:
 
 
 def _pace(session: SearchSession, looks: int) -> float:
-    """How much slower the machine is than its profile. Where it is busy, the least of `looks`:
-    one at a second that a neighbour took would refuse the whole budget, and what a confirmation may
-    take is asked again before it begins."""
+    """How much slower the machine is than its profile. Where it is busy, the least of `looks`: one
+    at a second that a neighbour took would refuse the whole budget."""
     found = machine_slowdown(session.source) or 1.0
     for _ in range(looks - 1):
         if found < rungs.SLOW:
@@ -110,11 +104,11 @@ def confirm_seconds(
     session: SearchSession, prompt_tokens: float, slowdown: float | None = None
 ) -> tuple[float, float]:
     """(seconds per prompt of `prompt_tokens` tokens, fixed seconds) of confirming one draft, from
-    the profile's times and the machine's speed now (`slowdown`: where that is known).
+    the profile's times and the machine's speed (`slowdown`, where known).
 
     A prompt is read by the target alone, and in each of DRAFTS ways by the target beside the draft
-    and by the draft. A token of it is priced at what one more costs a verification pass (long
-    passes use a machine better); the draft as the target's share that a typical speed-up leaves.
+    and by the draft. A token of it is priced at what one more costs a verification pass; the draft
+    as the target's share that a typical speed-up leaves.
     """
     slowdown = slowdown or machine_slowdown(session.source) or 1.0
     scorer, request = session.scorer, session.request
@@ -137,42 +131,19 @@ def confirming_tokens(session: SearchSession) -> list[int]:
 
 
 def affordable_prompts(session: SearchSession, file: StateFile, plan: Plan, drafts: float) -> int:
-    """Prompts to confirm each of `drafts` on in the time that is left; never more than planned
-    twice over, never below LEAST_PROMPTS. The best head beside the best draft is COMPARISON_COST of
-    them."""
+    """Prompts to confirm each of `drafts` on in the time that is left, from LEAST_PROMPTS to twice
+    the plan's. The best head beside the best draft is COMPARISON_COST of them."""
     wanted = session.request.confirm_prompts
     per_prompt, fixed = confirm_seconds(session, float(np.mean(confirming_tokens(session))))
     left = (1.0 - rungs.MARGIN_SHARE / 2) * plan.budget_s - file.elapsed_s()
-    fitting = (left / drafts - fixed) / per_prompt if per_prompt > 0 else wanted
-    most = min(int(fitting), wanted, 2 * plan.confirm_prompts)
+    fitting = int((left / drafts - fixed) / per_prompt)
+    most = min(fitting, wanted, 2 * plan.confirm_prompts)
     return max(min(rungs.LEAST_PROMPTS, plan.confirm_prompts), most)
 
 
-_SHAPE: Final = tuple(Architecture.__dataclass_fields__)
-_WHAT: Final = ("prior", "short training", "full training")
-
-
-def measured_draft(
-    score: Score, draft: TrainedDraft, coverage: VocabularyCoverage
-) -> MeasuredDraft:
-    """What was measured of a draft; `score`: the draft's, by that."""
-    return MeasuredDraft(
-        label=draft.architecture.label(),
-        shape=draft.architecture,
-        alpha=draft.alpha,
-        alpha_by_category=draft.alpha_by_category,
-        gamma=score.gamma,
-        tau=score.tau,
-        tau_by_gamma=draft.tau,
-        speedup=score.speedup,
-        coverage=coverage.share(draft.architecture.head_rows),
-        head_rows=draft.architecture.head_rows,
-    )
-
-
 def trial_rows(rows: Sequence[Mapping[str, object]], state: ClimbState) -> list[dict[str, object]]:
-    """Rows of trials.csv with what each rung said of a shape: the rung it reached, its state, alpha
-    with its source per rung."""
+    """Rows of trials.csv with the rung that a shape reached, its state, alpha with its source per
+    rung."""
     found: dict[str, list[RungRow]] = {}
     for record in state.rungs:
         found.setdefault(_key(record.shape.to_dict()), []).append(record)
@@ -190,7 +161,6 @@ def trial_rows(rows: Sequence[Mapping[str, object]], state: ClimbState) -> list[
 
 
 def _with_rungs(row: Mapping[str, object], records: Sequence[RungRow]) -> dict[str, object]:
-    """A row with the columns of the rungs its shape reached."""
     merged = {**row, "rung": max((record.rung for record in records), default=0)}
     for record in records:
         name = f"rung_{record.rung}" + (f"_{record.round}" if record.rung == 1 else "")
@@ -205,14 +175,12 @@ def _with_rungs(row: Mapping[str, object], records: Sequence[RungRow]) -> dict[s
 
 
 def _key(shape: Mapping[str, object]) -> str:
-    """A shape as trials.csv has it: a row of the study's own, whose fields may be of other number
-    types."""
-    return repr([shape.get(name) for name in _SHAPE])
+    """A shape as trials.csv has it, whose fields may be of other number types."""
+    return repr([shape.get(name) for name in Architecture.__dataclass_fields__])
 
 
 def summary(state: ClimbState) -> list[dict[str, object]]:
-    """One entry per rung and round: how many candidates, minutes, the best score, what was
-    dropped."""
+    """One entry per rung and round: candidates, minutes, the best score, what was dropped."""
     groups: dict[tuple[int, int], list[RungRow]] = {}
     for record in state.rungs:
         groups.setdefault((record.rung, record.round), []).append(record)
@@ -242,7 +210,7 @@ def _rung_entry(
     return {
         "rung": rung,
         "round": number,
-        "what": _WHAT[rung],
+        "what": ("prior", "short training", "full training")[rung],
         "candidates": scored,
         "tokens": max(record.tokens for record in records),
         "seconds": seconds,

@@ -1,8 +1,6 @@
-"""Heads among the candidates of a search: the families of drafters compete for its minutes, not
-only the shapes of one (docs/families.md, "One climb over families").
-
-Everything decided is in rungs.json before it is done. Ranks and exports are of independent drafts.
-"""
+"""Heads among the candidates of a search: the families of drafters compete for its minutes
+(docs/families.md, "One climb over families"). Everything decided is in rungs.json before it is
+done. Ranks and exports are of independent drafts."""
 
 from __future__ import annotations
 
@@ -40,9 +38,9 @@ FORESEEN_STD: Final = 0.15
 
 @dataclass(frozen=True)
 class HeadRungs:
-    """The heads of a search. `gammas`: of each family that was asked for, the draft tokens a round
-    that it is trained for; `train`: to so many seconds in all, going on where the head stopped;
-    `score`: by what was measured of it at the taus given (None: its own)."""
+    """The heads of a search. `gammas`: by family that was asked for, the draft tokens a round that
+    it is trained for; `train`: to so many seconds in all; `score`: by what was measured of it, at
+    the taus given (None: its own)."""
 
     gammas: Mapping[HeadFamily, int]
     train: Callable[[HeadPlan, float], TrainedHead]
@@ -54,8 +52,7 @@ class HeadRungs:
         return 1.0 + HEAD_RUNG * len(self.gammas)
 
     def trained(self, entry: HeadEntry, seconds: float, file: StateFile) -> TrainedHead | None:
-        """The head of an entry, trained to `seconds` in all; None, noted, for one that fails: it
-        is no reason to lose a search."""
+        """The head of an entry, trained to `seconds` in all; None, noted, for one that fails."""
         start = file.clock()
         try:
             head = self.train(HeadPlan.usual(entry.family, self.gammas[entry.family]), seconds)
@@ -73,8 +70,8 @@ class HeadRungs:
 def short_trainings(
     heads: HeadRungs, file: StateFile, left_s: Callable[[], float], leader: Score
 ) -> None:
-    """One short training of each family of heads, and who of them neither the best draft
-    (`leader`) nor another head leaves a chance."""
+    """One short training of each family of heads; those go that the best draft (`leader`) or
+    another head leaves no chance."""
     state = file.state
     seconds = HEAD_RUNG * (state.rung_s or rungs.rung_share(left_s()) / heads.rung_divisor)
     known = {entry.family for entry in state.heads}
@@ -95,7 +92,6 @@ def short_trainings(
 
 
 def _foreseen(heads: HeadRungs, head: TrainedHead, left_s: float) -> Estimate:
-    """The speed-up that a full training would take a head to."""
     full_s = ALL_SHARE * left_s / (1 + len(heads.gammas)) + (1.0 - ALL_SHARE) * left_s
     tokens, seconds = head.record.tokens, max(head.record.seconds, 1e-3)
     epoch = head.record.epoch_tokens or max(head.record.text_tokens, 1)
@@ -120,15 +116,14 @@ def risen(head: TrainedHead, logits: float) -> dict[int, Estimate]:
 
 
 def _drop(entries: list[HeadEntry], leader: Score) -> None:
-    """Heads that cannot win any more are pruned."""
-    places = {entry.family: entry.foreseen for entry in entries if entry.state == "kept"}
-    known: dict[str, Estimate] = {name: place for name, place in places.items() if place}
+    kept = [entry for entry in entries if entry.state == "kept" and entry.foreseen]
+    known: dict[str, Estimate] = {each.family: at for each in kept if (at := each.foreseen)}
     if not known:
         return
     known[INDEPENDENT] = leader.speedup
-    logs = {name: (math.log(at.value), at.std / at.value) for name, at in known.items()}
+    logs = {name: (math.log(at.value), at.relative_std) for name, at in known.items()}
     best = max(known, key=lambda name: known[name].value)
-    for entry in (entry for entry in entries if entry.state == "kept" and entry.foreseen):
+    for entry in kept:
         words = f"{known[entry.family].words()}x foreseen"
         if entry.tokens < LEAST_JUDGED:
             words = "too few to judge it by"
@@ -153,8 +148,8 @@ def race(
     left_s: Callable[[], float],
 ) -> list[TrainedDraft]:
     """Train the heads that are left as long as the best draft was, then the best family with the
-    time that remains, on more text where it has learnt what there is; the drafts, the best of them
-    trained on where it won."""
+    time that remains, on more text where it has learnt what there is; the drafts, the best trained
+    on where it won."""
     file, state = trainings.file, trainings.file.state
     rivals = [entry for entry in state.heads if entry.state in ("kept", "trained")]
     if not rivals or not drafts:

@@ -43,8 +43,8 @@ Learnt = TypeVar("Learnt", TrainedDraft, HeadRecord)
 
 @dataclass
 class Trainings:
-    """Who trains, where it is written down, and what took how long so far. `shared`: where others
-    train along; `shorts`: the short trainings, which a climb learns from as they come."""
+    """Who trains, where it is written down, and what took how long. `shared`: where others train
+    along; `shorts`: the short trainings, which a climb learns from."""
 
     trainer: DraftTrainer
     file: StateFile
@@ -71,7 +71,7 @@ class Trainings:
         return len(speeds) / sum(1.0 / value for value in speeds)
 
     def overhead_s(self) -> float:
-        """Seconds per shape and round that are no training steps: building the draft, looking at
+        """Seconds per shape and round beside training steps: building the draft, looking at
         alpha."""
         steps = [
             short.wall_s - short.tokens / short.tokens_per_s
@@ -115,11 +115,8 @@ class Trainings:
 
     def finalists(self, entry: FinalistsEntry, scorer: Scorer) -> list[TrainedDraft]:
         """All to equal tokens, then the best (by `scorer`) as long as there is time. Every choice
-        is written before it is acted on.
-
-        More text comes first where it promises more than epochs, and again where a draft has
-        learnt what its text can teach.
-        """
+        is written before it is acted on. More text comes first where it promises more than epochs,
+        and where a draft has learnt what its text can teach."""
         file, trainer = self.file, self.trainer
 
         def left_s() -> float:
@@ -176,7 +173,7 @@ class Trainings:
         longer: Callable[[float], Learnt],
     ) -> Learnt:
         """While a draft or head has learnt what its text can teach and there is time: more text,
-        and on with it (`longer`, for so many seconds, `speed` tokens/s). The rest is given back."""
+        and on with it (`longer`, for so many seconds, `speed` tokens/s)."""
         entry = self.file.state.finalists
         while entry is not None and learnt.stopped and left_s() > LEAST_WRITING_S:
             if not self.write_more(entry, self._split(learnt.tokens, speed, left_s())):
@@ -193,8 +190,7 @@ class Trainings:
     # -- more text
 
     def split_minutes(self, shape: Architecture, seconds: float) -> Split:
-        """How `seconds` are divided between text and the training of `shape`, by the speeds that
-        were measured."""
+        """How `seconds` are divided between text and the training of `shape`."""
         return self._split(self.trainer.spent(shape)[0], self.speed(shape), seconds)
 
     def _split(self, tokens: float, speed: float, seconds: float) -> Split:
@@ -227,18 +223,15 @@ class Trainings:
 
 
 def work(shape: Architecture) -> float:
-    """What a training token costs, in parameters: the layers and the head's rows (the embedding is
-    a lookup)."""
+    """Parameters of a training token: the layers and the head's rows (the embedding is a
+    lookup)."""
     return pass_parameters(shape) + 1e6
 
 
 def equal_tokens(seconds: float, speeds: Sequence[float], done: Sequence[int]) -> int:
     """The tokens that all drafts reach when `seconds` of training are shared so that they end
-    level.
-
-    `speeds`: tokens/s; `done`: tokens each has behind it. Never less than a tenth more than the
-    furthest has: what is over cannot be taken back.
-    """
+    level. `speeds`: tokens/s; `done`: tokens behind each. Never less than a tenth more than the
+    furthest has: what is over cannot be taken back."""
     behind_s = sum(tokens / speed for tokens, speed in zip(done, speeds, strict=True))
     level = (seconds + behind_s) / sum(1.0 / speed for speed in speeds)
     return max(1, int(level), max(done) * 11 // 10)
@@ -252,11 +245,9 @@ def train_alike(
     seed: int,
     shared: SharedWork | None,
 ) -> list[TrainedDraft]:
-    """Train every shape to `tokens` in all; `shared`: together with others.
-
-    Where the machine has slowed down since the plan was made, the best one's time pays for it; a
-    draft gets its part of what is left, so it may end short of `tokens`: `best_of` knows.
-    """
+    """Train every shape to `tokens` in all; `shared`: together with others. Where the machine has
+    slowed down since, the best one's time pays for it; a draft gets its part of what is left, so it
+    may end short of `tokens`: `best_of` knows."""
 
     def limit_s(shape: Architecture, parts: int) -> float:
         return trainer.spent(shape)[1] + max(left_s() / parts, LEAST_TRAINING_S)
@@ -291,12 +282,9 @@ def not_judged(draft: TrainedDraft, foreseen: int) -> str:
 
 
 def best_of(drafts: Sequence[TrainedDraft], scorer: Scorer) -> int:
-    """The index of the draft with the largest speed-up, compared on equal tokens.
-
-    Drafts that ended at unlike tokens are compared by their curves before the anneal, at the last
-    tokens that all of these reach; one that has learnt what its text can teach is complete,
-    whatever its tokens.
-    """
+    """The index of the draft with the largest speed-up. Drafts that ended at unlike tokens are
+    compared by their curves before the anneal, at the last tokens that all of these reach; one that
+    has learnt what its text can teach is complete."""
     most = max(draft.tokens for draft in drafts)
     level = all(draft.stopped or most - draft.tokens <= SAME_TOKENS * most for draft in drafts)
     if level or not all(draft.points for draft in drafts):
@@ -308,7 +296,7 @@ def best_of(drafts: Sequence[TrainedDraft], scorer: Scorer) -> int:
 
 
 def _score_at(draft: TrainedDraft, tokens: int, scorer: Scorer) -> Score:
-    """The score of a draft as it was after `tokens` tokens, by its learning curve."""
+    """As it was after `tokens` tokens, by its learning curve."""
     xs, ys = zip(*((math.log(seen), alpha) for seen, alpha in draft.points), strict=True)
     alpha = Estimate(float(np.interp(math.log(tokens), xs, ys)), 0.0, "modelled")
     taus = {gamma: speculation.tau_estimate(alpha, gamma) for gamma in draft.tau}

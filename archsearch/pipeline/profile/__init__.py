@@ -24,23 +24,20 @@ if TYPE_CHECKING:
 
 def profile_device(request: ProfileRequest) -> Profiled:
     """Measure this device until the budget is spent or every planned row exists; continue where an
-    earlier run stopped.
-
-    Raises ArchsearchError when the device is not the one claimed, or is busy; the line says so
-    where a profile of it is there already, which a search uses without the device.
-    """
+    earlier run stopped. Raises ArchsearchError when the device is not the one claimed, or is busy;
+    the line says where a profile of it is there already."""
     try:
         device = check_claim(request.gpu, request.threads)
     except ArchsearchError as error:
         device = resolve_device(request.gpu, request.threads)
-        if device.kind == "cpu" or not profiles_of(device.key):
+        if device.is_cpu or not profiles_of(device.key):
             raise
         raise ArchsearchError(
             f"{error}. A profile of {device.key} is here already and needs no GPU to be used:"
             f" archsearch search --target T --gpu {request.gpu}"
         ) from error
     check_engine_request(request)
-    return profile_cpu(request, device) if device.kind == "cpu" else profile_gpu(request, device)
+    return profile_cpu(request, device) if device.is_cpu else profile_gpu(request, device)
 
 
 def import_tables(
@@ -51,7 +48,7 @@ def import_tables(
     dtypes: Sequence[str] = (),
     output: Path | None = None,
 ) -> Imported:
-    """`--from aiconfigurator`: compose a GPU's profile from measured kernel tables and write it."""
+    """`--from aiconfigurator`: write a GPU's profile from measured kernel tables."""
     from archsearch.importers.aiconfigurator import import_profile
 
     with ProgressLine("import tables") as line:

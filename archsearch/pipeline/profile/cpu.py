@@ -84,8 +84,7 @@ def profile_cpu(request: ProfileRequest, device: Device) -> Profiled:
 def device_dtypes(
     device: Device, asked: Sequence[str], facts: EngineFacts = ANY_ENGINE
 ) -> list[str]:
-    """The dtypes to measure: those asked for (see `check_dtype`), or the device's native one
-    first."""
+    """Those asked for (see `check_dtype`), or the device's native one first."""
     if asked:
         names = [dtype_name(name) for name in asked]
         for name in names:
@@ -99,8 +98,8 @@ def device_dtypes(
 def faster_dtype(
     device: Device, target: Architecture, context: int, seconds: float = PROBE_S
 ) -> str:
-    """The `fastest_dtype` of `target` at `context` on this CPU now: its own shapes with random
-    weights, the dtypes in turn for about `seconds`."""
+    """The `fastest_dtype` of `target` at `context` on this CPU now: random weights, the dtypes in
+    turn for about `seconds`."""
     import torch
 
     from archsearch.models.runtime import torch_dtype
@@ -137,7 +136,6 @@ def _has_model(profile: Profile, dtype: str) -> bool:
 
 
 def _probe_slowdown(bench: Bench, dtype: str) -> Callable[[], float]:
-    """How much slower than the profile's reference the machine is now."""
     timer = bench.timer(dtype)
 
     def slowdown() -> float:
@@ -150,7 +148,7 @@ def _probe_slowdown(bench: Bench, dtype: str) -> Callable[[], float]:
 
 def _measure_engine(run: ProfileRun, bench: CpuBench, dtypes: list[str]) -> None:
     """Engine rows for each dtype that has none yet for this vocabulary, where drafts can be priced:
-    they take a minute each, which the budget does not count."""
+    a minute each, which the budget does not count."""
     from archsearch.engines.measure.overhead import measure_overhead
 
     subject, profile = run.reference, run.profile

@@ -17,7 +17,7 @@ from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.forms import drafter_config
 from archsearch.drafters.heads import Medusa
 from archsearch.drafters.registry import family
-from archsearch.engine_facts import EngineFacts, engine_facts, engines_that
+from archsearch.engine_facts import EngineFacts, engine_facts, names_of
 from archsearch.engines import registry
 from archsearch.engines.engine import Engine, EngineSettings, ModelSource
 from archsearch.engines.measure.passes import (
@@ -54,11 +54,10 @@ ENGINE_BYTES: Final = 3 << 30
 
 
 def check_engine_request(request: ProfileRequest) -> None:
-    """Raise ArchsearchError, before anything is measured, where the engine to be profiled is absent
-    or has no target to run."""
+    """Raise ArchsearchError where the engine to be profiled is absent or has no target to run."""
     name = request.engine_name
     if request.quick and not engine_facts(name).gguf:
-        able = " or ".join(engines_that(lambda row: row.gguf))
+        able = names_of(lambda row: row.gguf)
         raise ArchsearchError(f"--quick is for --engine {able}; give the time with --budget")
     check_interpreter_choice(name, request.engine_python)
     if engine_facts(name).in_process or not request.engine:
@@ -69,9 +68,8 @@ def check_engine_request(request: ProfileRequest) -> None:
 def profile_engine(
     run: ProfileRun, dtype: str, *, slowdown: Callable[[], float] = lambda: 1.0
 ) -> None:
-    """Measure the passes of the engine that was asked for in it on a CPU, and what its rounds take
-    with drafters that are no models; the rows are recorded, and what is known is not measured
-    again.
+    """Measure the passes of the engine that was asked for in it on a CPU, and its rounds with
+    drafters that are no models; what is known is not measured again.
 
     Times are divided by plain steps of the target alone: passes of it beside each of an engine on
     GGUF files, else, where two engines have room, steps of a second one; `slowdown` says elsewhere
@@ -118,7 +116,7 @@ def profile_engine(
         before = len(profile.probe_reference_s)
 
         def record(row: Measurement) -> None:
-            if len(profile.probe_reference_s) > before and profile.folder is not None:
+            if len(profile.probe_reference_s) > before:
                 profile.save_header()  # before the rows that are divided by it
             if row.slowdown > MOST_SLOWDOWN:
                 left.append(row)
@@ -142,8 +140,8 @@ def profile_engine(
 
 
 def _model_cases(run: ProfileRun, dtype: str, base: Path) -> list[Case]:
-    """The target alone and drafts with random weights under `base`, those that were not measured
-    yet. A draft's place in the list decides its gammas, so known ones keep theirs."""
+    """The target alone and drafts with random weights under `base`, where not measured yet. A
+    draft's place in the list decides its gammas, so known ones keep theirs."""
     name, target = run.request.engine_name, run.request.target_in_engine().architecture
     facts, quick = engine_facts(name), run.request.quick
     gammas = (QUICK_GAMMAS if quick else ONE_REQUEST_GAMMAS) if facts.gguf else GAMMAS
@@ -172,10 +170,8 @@ def drafted_cases(
     target: Architecture, facts: EngineFacts, base: Path, known: Collection[str] = ()
 ) -> list[Case]:
     """Two drafters, unlike each other, of each family that the engine is started with and that is
-    not `known`: configs under `base`, no weights.
-
-    An engine that takes one gamma for a family is asked for another one of each.
-    """
+    not `known`: configs under `base`, no weights; gammas differ too, where an engine takes one for
+    a family."""
     found: list[tuple[Drafter, tuple[int, ...]]] = []
     plans: tuple[tuple[str, tuple[int, int], tuple[tuple[int, ...], ...]], ...] = (
         ("eagle3", (1, 3), DRAFTED_GAMMAS),
@@ -210,8 +206,8 @@ def drafted_cases(
 def _plain_steps(
     run: ProfileRun, target: ModelSource, settings: EngineSettings, otherwise: Callable[[], float]
 ) -> Iterator[Callable[[], float]]:
-    """What says how slow the machine is: plain steps where a second engine has room; their
-    reference is kept in the profile."""
+    """How slow the machine is: plain steps where a second engine has room; their reference is kept
+    in the profile."""
     profile, shape = run.profile, run.request.target_in_engine().architecture
     name, dtype = run.request.engine_name, settings.dtype
     weights = weight_bytes_per_pass(shape, DTYPE_BYTES[dtype])
@@ -234,5 +230,4 @@ def _plain_steps(
         probe.stop()
         if known is None and probe.reference_s is not None:
             profile.probe_reference_s[key] = probe.reference_s
-            if profile.folder is not None:
-                profile.save_header()
+            profile.save_header()

@@ -1,5 +1,5 @@
 """A GPU measured in its modes and dtypes, where the latency model is least sure first, and what an
-engine adds to its rounds, by running it; what is published is the prior."""
+engine adds to its rounds, by running it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from archsearch.engines.measure.rounds import RoundRequest, RoundsMeasured, meas
 from archsearch.engines.registry import make_engine
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.hardware.device import Device
-from archsearch.pipeline.in_engine import write_shape
+from archsearch.pipeline.in_engine import shape_folder, write_shape
 from archsearch.pipeline.profile.run import ProfileRequest, ProfileRun
 from archsearch.profiles import Profile, current_stack
 from archsearch.progress import ProgressLine
@@ -98,10 +98,7 @@ def _keep_provenance(profile: Profile, benches: Mapping[str, CudaBench]) -> None
 
 def gpu_dtypes(device: Device, mode: str, asked: Sequence[str]) -> list[str]:
     """The dtypes to measure in a mode: bfloat16 unless others are asked for (float16 runs the same
-    kernels); what the mode does not offer is left out where another mode has it.
-
-    Raises ArchsearchError where the device computes in none of them.
-    """
+    kernels), less what the mode does not offer. Raises ArchsearchError where nothing is left."""
     from archsearch.profiling.cuda import supported_dtypes
 
     offered = supported_dtypes(device, mode)
@@ -124,12 +121,9 @@ FREE_SHARE: Final = 0.9  # of the GPU's free memory that the engine may take
 
 
 def profile_rounds(run: ProfileRun, dtype: str) -> RoundsMeasured:
-    """Run the engine that was asked for on the GPU with random weights and record its rounds; what
-    is known is not measured again.
-
-    Both of vLLM's model runners are measured where the version has two that run drafts differently.
-    Raises ArchsearchError without a target, or for an engine that cannot make up weights.
-    """
+    """Run the engine that was asked for on the GPU with random weights and record its rounds that
+    are not known; of vLLM with both model runners where they run drafts differently. Raises
+    ArchsearchError without a target, or for an engine that cannot make up weights."""
     request, profile = run.request, run.profile
     name, ref = request.engine_name, request.target_in_engine()
     if not engine_facts(name).dummy_weights:
@@ -160,9 +154,7 @@ def profile_rounds(run: ProfileRun, dtype: str) -> RoundsMeasured:
             target=target,
             architecture=ref.architecture,
             engine=engine,
-            folder_of=lambda arch: write_shape(
-                arch, base / arch.label().replace(" ", "_").replace("/", "-")
-            ),
+            folder_of=lambda arch: write_shape(arch, shape_folder(arch, base)),
             dtype=dtype,
             mode="graph",
             variants=variants(name, engine({}).version),
@@ -175,8 +167,8 @@ def profile_rounds(run: ProfileRun, dtype: str) -> RoundsMeasured:
 
 
 def variants(engine: str, version: str) -> list[dict[str, str]]:
-    """Switches to measure an engine with: as it comes, and with vLLM's other runner where that runs
-    drafts in another way."""
+    """Switches to measure an engine with: none, and vLLM's other runner where that runs drafts in
+    another way."""
     if engine != "vllm":
         return [{}]
     ways: dict[str, dict[str, str]] = {}
@@ -192,8 +184,7 @@ def variants(engine: str, version: str) -> list[dict[str, str]]:
 
 
 def free_share() -> float:
-    """The share of the GPU's memory that an engine in a process of its own may take beside this
-    one."""
+    """The share of the GPU's memory that an engine in its own process may take."""
     import torch
 
     if not torch.cuda.is_available():

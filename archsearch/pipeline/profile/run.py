@@ -1,5 +1,5 @@
 """What `archsearch profile` was asked, the profile that comes of it, and its known error: the
-latency model against whole drafts that the profile has not seen."""
+latency model against drafts that the profile has not seen."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ENGINE_STAND_IN = Architecture(512, 1408, 4, 8, 8, 64, 32000)
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """What `archsearch profile` was asked: `dtypes` empty means the device's best first, then the
+    """What `archsearch profile` was asked: `dtypes` empty: the device's best first, then the
     other."""
 
     gpu: str
@@ -78,9 +78,8 @@ GPU_GOAL = (0.05, 0.10, 0.90)
 
 
 class ProfileRun:
-    """A profile that is being measured: what is asked, the drafts that it covers, and what comes of
-    it. Raises ArchsearchError for a profile of another device, or a folder that cannot be
-    written."""
+    """A profile that is being measured. Raises ArchsearchError for a profile of another device, or
+    a folder that cannot be written."""
 
     def __init__(self, request: ProfileRequest, device: Device, stack: dict[str, str]) -> None:
         self.request, self.device = request, device
@@ -96,7 +95,7 @@ class ProfileRun:
 
     def learn(self, bench: Bench, dtype: str, mode: str) -> None:
         """What the latency model makes of the rows of a dtype and mode, and its check."""
-        name = f"{dtype} {mode}" if self.device.kind == "gpu" else dtype
+        name = dtype if self.device.is_cpu else f"{dtype} {mode}"
         request, engine = self.request, engine_facts(self.request.engine_name)
         try:
             tables = engine_tables(self.profile, self.device, dtype, mode, request.engine_name)
@@ -109,8 +108,8 @@ class ProfileRun:
             self.checks[name] = self._check(bench, name, dtype, mode)
 
     def _check(self, bench: Bench, name: str, dtype: str, mode: str) -> Check:
-        """Measure whole drafts (and verification passes) that the profile has not seen and compare;
-        kept as the known error."""
+        """Measure whole drafts and verification passes that the profile has not seen and
+        compare."""
         from archsearch.profiling.cpu_sweep import check_points, measure_points
 
         request, profile = self.request, self.profile
@@ -149,7 +148,7 @@ class ProfileRun:
                     noisy=row.noisy,
                 )
             )
-        goal = GPU_GOAL if self.device.kind == "gpu" else CPU_GOAL
+        goal = CPU_GOAL if self.device.is_cpu else GPU_GOAL
         drafts, passes = (
             _error_summary([row for row in rows if row.what.startswith(what)], goal)
             for what in ("draft step", "verify")

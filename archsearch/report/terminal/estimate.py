@@ -167,7 +167,7 @@ def estimate_text(result: Estimated, *, explain: bool) -> str:
     best = entries[0]
     budget, gain, broken = result.training_budget, best.score.speedup, best.score.broken_limits
     hours = "" if budget is None else hours_words(budget.gpu_hours, unit)
-    trained = any(entry.score.needs and entry.score.needs.kind == "training" for entry in entries)
+    trained = any(entry.score.needs_kind == "training" for entry in entries)
     given = f" Drafters to be trained are given {hours}." if hours and trained else ""
     several, rates = len(engines) > 1, brings(best.score.mix)
     above = [

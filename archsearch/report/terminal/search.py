@@ -331,7 +331,7 @@ def summary_text(run: Run, reading: Reading | None = None) -> str:
     options = reading.candidates
     head = whole_headline(run, reading)
     said = [*head.lines, *(f"WARNING: {problem}" for problem in reading.problems)]
-    lines = [head.title, *(line for text in said for line in indented(text)), ""]
+    lines = [*wrapped([head.title]), *(line for text in said for line in indented(text)), ""]
     lines += [*rows_text(options, unit_of(run.device)), ""] if options else []
     lines += section_lines(Section("Learning curve", learning_lines(reading)))
     steps = Section("Next", commands=[*serve_today(run, reading), *head.next])

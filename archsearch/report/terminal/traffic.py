@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from archsearch.engines.openai.bench import Measured
 from archsearch.records import Inline, Maybe
@@ -50,6 +50,7 @@ class Simulation:
 class Part:
     """A draft in one part of the load; `held`, `held_alone`: as of `traffic.served.Load`."""
 
+    ALSO: ClassVar = ("speedup",)
     served: Inline[ServedPart]
     held: int | None
     held_alone: int | None
@@ -69,13 +70,16 @@ class Part:
         return any(run.full for run in self.runs)
 
     @property
-    def gain(self) -> str:
+    def speedup(self) -> float:
         """With the draft over without: by seconds per token, in tokens a second where either
         server is full."""
         best, plain = self.runs
-        if self.full:
-            return f"{best.tokens_per_s / plain.tokens_per_s:.2f} in tokens/s"
-        return f"{self.served.speedup:.2f}"
+        return best.tokens_per_s / plain.tokens_per_s if self.full else self.served.speedup
+
+    @property
+    def gain(self) -> str:
+        """`speedup` in words."""
+        return f"{self.speedup:.2f}{' in tokens/s' if self.full else ''}"
 
     def cells(self) -> tuple[str, ...]:
         runs, gamma = self.runs, self.served.gamma

@@ -96,15 +96,13 @@ def chain_matches(head: Head, sequences: Sequence[CachedSequence], gamma: int) -
         lengths = [len(sequence) for sequence in sequences]
         for part in side_by_side(range(len(lengths)), lengths, JUDGED_TOKENS):
             batch = head_batch([sequences[i] for i in part]).to(weight.device)
-            matches = [np.zeros((max(0, count - 1), gamma), dtype=bool) for count in batch.written]
+            rounds = [max(0, count - 1) for count in batch.written]
+            matches = np.zeros((len(rounds), max(rounds), gamma), dtype=bool)
             for step, logits in enumerate(step_logits(head, batch, gamma)):
                 texts, starts, places = batch.chains(step)
                 right = kept[logits.argmax(-1)] == batch.greedy_ids[places]
-                for text, start, hit in zip(
-                    texts.tolist(), starts.tolist(), right.tolist(), strict=True
-                ):
-                    matches[text][start, step] = hit
-            found += matches
+                matches[texts.numpy(), starts.numpy(), step] = right.cpu().numpy()
+            found += [matches[text, :count] for text, count in enumerate(rounds)]
     return found
 
 
@@ -138,6 +136,7 @@ def count_chains(matches: Sequence[np.ndarray]) -> ChainCounts:
     gamma = matches[0].shape[1] if matches else 0
     judged, right = np.zeros(gamma, dtype=np.int64), np.zeros(gamma, dtype=np.int64)
     for rows in matches:
+        # [starts, gamma]: a chain from the last start has one token left of its text, and so on
         inside = np.arange(gamma)[None] < (len(rows) - np.arange(len(rows)))[:, None]
         reach = np.logical_and.accumulate(rows, axis=1)
         before = np.concatenate([np.ones((len(rows), 1), dtype=bool), reach[:, :-1]], axis=1)

@@ -149,8 +149,7 @@ class _Layer(nn.Module):
     def _normed(self, x: Tensor, embedded: Tensor) -> Tensor:
         if self.first:
             return torch.cat([self.input_layernorm(embedded), self.hidden_norm(x)], -1)
-        normed: Tensor = self.input_layernorm(x)
-        return normed
+        return self.input_layernorm(x)
 
     def keys_values(
         self, x: Tensor, embedded: Tensor, angles: tuple[Tensor, Tensor]
@@ -189,7 +188,7 @@ class _Attention(nn.Module):
     def keys_values(self, normed: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """[texts, kv heads, rows, head_dim] each; keys turned to their positions."""
         keys = self._split(self.k_proj(normed), self.kv_heads)
-        turned: Tensor = apply_rotary_pos_emb(keys, keys, *angles)[1]
+        turned = apply_rotary_pos_emb(keys, keys, *angles)[1]
         return turned, self._split(self.v_proj(normed), self.kv_heads)
 
     def forward(
@@ -214,14 +213,12 @@ class _Attention(nn.Module):
         for place, (_, values) in enumerate(seen.own):
             answer = answer + shares[..., known + place, None] * values[:, :, None]
         joined = answer.flatten(1, 2).transpose(1, 2).reshape(texts, rows, -1)
-        out: Tensor = self.o_proj(joined)
-        return out
+        return self.o_proj(joined)
 
 
 def _rows_of(x: Tensor, rows: Tensor) -> Tensor:
     """[texts, chosen, ...] of x [texts, rows, ...]."""
-    chosen: Tensor = x[torch.arange(x.shape[0], device=x.device)[:, None], rows]
-    return chosen
+    return x[torch.arange(x.shape[0], device=x.device)[:, None], rows]
 
 
 # -- made from the target

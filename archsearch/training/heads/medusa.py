@@ -20,10 +20,7 @@ from archsearch.models.drafts import TrimmedHead
 
 class MedusaHeads(nn.Module):
     """`gamma` heads of a target; forward: [..., hidden] -> per head the state [..., hidden] that
-    its rows read.
-
-    One matrix of vocabulary rows serves all heads; rows are those of the `kept` tokens.
-    """
+    its rows read: one matrix of rows, of the `kept` tokens, serves all heads."""
 
     def __init__(self, hidden_size: int, vocab_size: int, gamma: int, kept: Sequence[int]) -> None:
         super().__init__()
@@ -52,7 +49,7 @@ def initialise_medusa(target: Any, gamma: int, kept: Sequence[int]) -> MedusaHea
     heads = MedusaHeads(int(config.hidden_size), int(config.vocab_size), gamma, kept)
     with torch.no_grad():
         for parameter in heads.blocks.parameters():
-            parameter.zero_()
+            parameter.zero_()  # SiLU(0) = 0: each head passes on the target's own state
         own = target.get_output_embeddings().weight.detach()
         heads.lm_head.weight.copy_(own[heads.lm_head.draft_token_ids])
     return heads

@@ -155,6 +155,7 @@ class HeadRun(TrainingRun):
                 if len(places):
                     losses.append(STEP_WEIGHT**step * distill_loss(logits, teacher[places]))
                     weights.append(STEP_WEIGHT**step)
+        # a step that none of the texts reaches has no weight either
         return torch.stack(losses).sum() / sum(weights)
 
     def _due(self) -> bool:
