@@ -140,11 +140,16 @@ class Score:
     @property
     def ranked_by(self) -> float:
         """Its worth among other families: where acceptance is assumed by the lower end of its
-        speed-up's interval, but above what is known not to pay where it may; of such the better."""
+        speed-up's interval, but above what is known not to pay where it may."""
         if not self.assumed:
             return self.worth
         low = self.worth * self.speedup.interval[0] / self.speedup.value
-        return max(low, min(self.worth, 1.0 + 1e-6 * self.worth))
+        return max(low, min(self.worth, 1.0))
+
+    @property
+    def place(self) -> tuple[float, float]:
+        """What drafters are sorted by, best first."""
+        return -self.ranked_by, -self.worth
 
     @property
     def is_found(self) -> bool:
@@ -591,8 +596,8 @@ def difference_std(
 
 
 def best_first(scores: Iterable[Score]) -> list[Score]:
-    """By `Score.ranked_by`."""
-    return sorted(scores, key=lambda score: -score.ranked_by)
+    """By `Score.place`."""
+    return sorted(scores, key=lambda score: score.place)
 
 
 def grouped(
