@@ -267,7 +267,7 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
         workloads[source.served] = workload
         priced += _priced(request, named, ref, source, workload, acceptance)
     # what is assumed by the lower end, as in a search; what cannot be served last
-    priced.sort(key=lambda item: (*item.entry.barred, *item.score.place))
+    priced.sort(key=lambda item: (*item.entry.barred, *item.score.sort_key))
     best = priced[0]
     return priced, Asked(
         target=ref.name,

@@ -237,7 +237,7 @@ def alternatives(session: SearchSession) -> list[Alternative]:
         exist += _scored(session, scorer, found.drafter, context, needs=needs)
     own = [each for each in exist if each.score.family == INDEPENDENT]
     trained = [] if isinstance(scorer.acceptance, GivenAcceptance) else _trained(session, own)
-    return sorted([*exist, *trained], key=lambda each: each.score.place)
+    return sorted([*exist, *trained], key=lambda each: each.score.sort_key)
 
 
 def within_budget(session: SearchSession, score: Score) -> bool:

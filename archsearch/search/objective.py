@@ -147,7 +147,7 @@ class Score:
         return max(low, min(self.worth, 1.0))
 
     @property
-    def place(self) -> tuple[float, float]:
+    def sort_key(self) -> tuple[float, float]:
         """What drafters are sorted by, best first."""
         return -self.ranked_by, -self.worth
 
@@ -596,8 +596,8 @@ def difference_std(
 
 
 def best_first(scores: Iterable[Score]) -> list[Score]:
-    """By `Score.place`."""
-    return sorted(scores, key=lambda score: score.place)
+    """By `Score.sort_key`."""
+    return sorted(scores, key=lambda score: score.sort_key)
 
 
 def grouped(

@@ -48,7 +48,7 @@ def led_by_need(groups: Sequence[Sequence[Score]]) -> list[Score]:
         ranked = best_first(group)
         known = [score for score in ranked if not score.assumed]
         able = known if any(score.pays for score in known) else ranked
-        leader = min(able, key=lambda score: (*effort(score.needs), *score.place))
+        leader = min(able, key=lambda score: (*effort(score.needs), *score.sort_key))
         later = itertools.chain.from_iterable(groups[number + 1 :])
         own, worth = effort(leader.needs), leader.ranked_by
         if any(effort(each.needs) <= own and each.ranked_by > worth for each in later):
