@@ -84,6 +84,8 @@ class EngineFacts:
     head_limits: Mapping[str, tuple[int, int | None]] = field(default_factory=dict, hash=False)
     # by a target's type: families that its class there has no interface for, as of `version`
     unread: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    # the first version that samples drafts where it is asked to
+    sampled_since: str = ""
     # writes a trimmed head's logits into rows of the whole vocabulary before choosing
     scattered_head: bool = False
 
@@ -177,6 +179,10 @@ class EngineFacts:
             f" {', '.join(lost)}; use independent drafts or n-grams{able}"
         )
 
+    def samples(self, version: str) -> bool:
+        """Whether a version takes the option that samples drafts."""
+        return Version(version) >= Version(self.sampled_since or "0")
+
     def unscheduled_words(self, family: str) -> str:
         """Why it takes no gamma by batch size for a family; "" where it does."""
         if family not in self.unscheduled:
@@ -239,6 +245,7 @@ _ROWS: Final = (
         server=True,  # its Prometheus counters tell rounds and acceptance
         batches=True,  # continuous batching
         synthesises=True,  # rejection_sample_method "synthetic" (config/speculative.py)
+        sampled_since="0.22",
         quantises={"float8_e4m3fn": "fp8_per_tensor"},  # "fp8" before 0.20 (config/quantization.py)
         schedules=True,  # num_speculative_tokens_per_batch_size (config/speculative.py)
         dummy_weights=True,  # load_format "dummy"
@@ -299,6 +306,7 @@ _ROWS: Final = (
         version="0.5.23",
         batches=True,  # continuous batching
         quantises={"float8_e4m3fn": "fp8"},
+        sampled_since="0.5.14",  # --speculative-use-rejection-sampling
         # StandaloneWorker passes the target's tp_rank; DraftTPExecution.TARGET_LAYOUT in 0.5.23
         sharded_draft=True,
         export="archsearch.export.engines:sglang",

@@ -133,6 +133,8 @@ def family_spaces(
         try:
             if why := facts.lacks(name, target=target.model_type):
                 raise ArchsearchError(why)
+            if optional and name == "eagle" and facts.lacks("eagle3", target=target.model_type):
+                raise ArchsearchError("no library of `archsearch recipe` trains EAGLE-1 heads")
             space.check(target)
             if rounds is not None:
                 rounds.running(family(name).rounds)

@@ -298,8 +298,9 @@ class _Asked:
         flight = self.session.scorer.workload.batch_size
         # a schedule begins at batch size 1
         sizes = {1, *(batch_sizes or usual_batches(scorer, device))}
-        unmeasured = scorer.latency.largest_batch is not None and flight > max(sizes)
-        sizes |= set() if unmeasured else {flight}
+        measured = batch_sizes or scorer.latency.largest_batch is not None
+        if flight <= max(sizes) or not measured:  # beyond the usual ones gammas turn more than once
+            sizes |= {flight, *range(BATCH_SIZES[-1] + 128, flight, 128)}
         points = schedule_points(scorer, *draft, device, sizes)
         known = {point.batch_size: point for point in points}
 

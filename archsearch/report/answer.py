@@ -154,7 +154,8 @@ def sentences(
     best = today if today is not None and (today is lead or today.measured) else lead
     rates = "" if best.measured else brings(best.score.mix)
     pays = rates or verdict(best.gain, measured=best.measured)
-    if alone > 1.0:  # ranks are over a target alone that is slower than it need be
+    # ranks are over a target alone that is slower than it need be, or pay with a switch only
+    if alone > 1.0 or (better is not None and best.gain.value <= 1.0 < better.rate):
         to_train.sort(key=lambda each: (bool(each.score.assumed), -ways[each.rank].rate))
         named = [ways[best.rank], *(ways[each.rank] for each in to_train[:1])]
         way = max([*named, better or named[0]], key=lambda way: way.rate)
@@ -179,7 +180,7 @@ def sentences(
         return lines
     bought, way = to_train[0], ways[to_train[0].rank]
     gain = f"{bought.name}, gamma {bought.gamma}: {gain_words(bought.gain)} predicted"
-    if alone > 1.0 and way.switches:
+    if way.switches:
         gain += f", with {way.switches} {gain_words(way.speedup)} at gamma {way.gamma}"
     if (needs := bought.score.needs) is None:
         return [*lines, f"Trained: {gain}."]

@@ -139,17 +139,19 @@ def whole_headline(run: Run, reading: Reading) -> Headline:
     speculation pays, also by a switch, the verdict on the text and the best head."""
     head = headline(run, reading.candidates)
     _, better = at_hand_switched(reading.candidates, reading.remedied)
+    title, where = head.title, where_words(run)
+    if head.lead and " predicted" in title:
+        where += over_words(head.lead.score.mix)
+        title = sentences(reading.candidates, where, unit_of(run.device), reading.remedied)[0]
     if head.lead and (alone := best_alone(reading.remedied)) > 1.0:
-        unit, title, where = unit_of(run.device), head.title, where_words(run)
-        if " predicted" in title:  # over a target alone that is slower than it need be
-            where += over_words(head.lead.score.mix)
-            title = sentences(reading.candidates, where, unit, reading.remedied)[0]
+        # over a target alone that is slower than it need be
         with_it = max(reading.remedied, key=lambda each: each.alone).switches
         title = f"{title} With {with_it} the target alone is {alone:.2f}x as fast."
         head = replace(head, title=title)
     elif better and head.lead and better.speedup.value > head.lead.gain.value:
         how = f"{better.switches}, rank {better.rank} at gamma {better.gamma}"
-        title = f"{head.title} With {how}: {better.speedup.value:.2f}x."
+        title = title if head.lead.gain.value <= 1.0 else head.title
+        title = f"{title} With {how}: {better.speedup.value:.2f}x."
         head = replace(head, title=title, switched=better)
     head = with_text(head, reading.text)
     head = with_heads(head, run, reading.families, reading.compared)

@@ -90,7 +90,17 @@ class Run:
         asked, found = self.arguments, {"quantise": self.profile.get("quantise")}
         found |= {"drafts": asked.get("draft_dtype"), "switches": asked.get("engine_options")}
         words = {name: value or "" for name, value in found.items()}
-        return {**words, "temperature": float(asked.get("temperature") or 0.0)}
+        facts, version = engine_facts(asked.get("engine")), asked.get("engine_version")
+        samples = version is None or facts.samples(str(version))
+        return {**words, "temperature": self.temperature if samples else 0.0}
+
+    @property
+    def temperature(self) -> float:
+        """Of its requests; of a mix the highest of its parts."""
+        mix, asked = self.path / WORKLOAD_FILE, [self.arguments]
+        if mix.is_file():
+            asked += files.read_json(mix, "workload")["parts"]
+        return max(float(each.get("temperature") or 0.0) for each in asked)
 
     @property
     def draft_dtype(self) -> str | None:
