@@ -241,6 +241,25 @@ def test_a_search_above_temperature_0_serves_drafts_that_sample(tmp_path: Path) 
         assert (sampled in config) == (run.score(rank).family == "eagle3")
 
 
+def test_drafts_are_sampled_where_the_version_can_and_any_of_the_load_asks(tmp_path: Path) -> None:
+    asked = ("search", *HEAD, "--family", "eagle3", "--trials", "2")
+    old = call(*asked, "--temperature", "1", "--engine-version", "0.20.0").stdout
+    assert "Try it today" in old and "draft_sample_method" not in old
+    part = {"weight": 1, "concurrency": 2, "prompt_tokens": 64, "output_tokens": 64}
+    parts = [{"name": "a", **part}, {"name": "b", **part, "temperature": 0.7}]
+    Path("load.yaml").write_text(yaml.safe_dump({"parts": parts}))
+    assert "draft_sample_method" in call(*asked, "--workload", "load.yaml").stdout
+
+
+def test_a_schedule_beyond_the_usual_batch_sizes_is_not_stretched(tmp_path: Path) -> None:
+    """Past the graphs' 512 rows gammas turn more than once: off, then 2, then 1."""
+    call(
+        "search", *HEAD, "--family", "eagle3", "--trials", "2", "--batch-size", "600", "--run", "r"
+    )
+    ranges = last_json(call("schedule", "r", "--json"))["ranges"]
+    assert ranges[-1][1] == 600 and 0 in [gamma for first, _, gamma in ranges if first > 256]
+
+
 SWITCH = "VLLM_USE_V2_MODEL_RUNNER=0"
 
 
