@@ -179,9 +179,9 @@ class EngineFacts:
             f" {', '.join(lost)}; use independent drafts or n-grams{able}"
         )
 
-    def samples(self, version: str) -> bool:
-        """Whether a version takes the option that samples drafts."""
-        return Version(version) >= Version(self.sampled_since or "0")
+    def samples(self, version: str | None) -> bool:
+        """Whether a version (None: the newest) takes the option that samples drafts."""
+        return Version(version or self.version or "0") >= Version(self.sampled_since or "0")
 
     def unscheduled_words(self, family: str) -> str:
         """Why it takes no gamma by batch size for a family; "" where it does."""

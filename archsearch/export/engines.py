@@ -121,7 +121,7 @@ class Priced:
     not), and a float32 draft reads twice the bytes for the same acceptance (10.6 against 5.2 ms a
     pass on one CPU core). `quantise`: a format into which the target's weights are yet to be
     brought, `drafts`: one that the draft was priced in, "" for none. `switches`: `NAME=VALUE ...`.
-    `temperature`: of the requests.
+    `temperature`: of the requests; `samples`: whether the engine's version samples drafts.
     """
 
     tensor_parallel: int = 1
@@ -133,6 +133,12 @@ class Priced:
     drafts: str = ""
     switches: str = ""
     temperature: float = 0.0
+    samples: bool = True
+
+    @property
+    def drafts_at(self) -> float:
+        """The temperature at which drafts are sampled; 0: greedily."""
+        return self.temperature if self.samples else 0.0
 
 
 @dataclass(frozen=True)
@@ -246,7 +252,7 @@ def vllm(setup: Setup) -> Serving:
     """vLLM: `vllm serve` with a speculative config."""
     whole = setup.family == INDEPENDENT
     draft_ranks = setup.tensor_parallel if whole else None
-    drafts = setup.gamma, setup.schedule, draft_ranks, setup.temperature
+    drafts = setup.gamma, setup.schedule, draft_ranks, setup.drafts_at
     config = vllm_config(setup.family, str(setup.folder), *drafts)
     if how := ENGINES["vllm"].quantises.get(setup.drafts):
         config["quantization"] = how
@@ -254,7 +260,7 @@ def vllm(setup: Setup) -> Serving:
         "The same object is in `speculative_config.json`; change `model` in it when the folder"
         " moves."
     ]
-    if setup.family in SAMPLED and not setup.temperature:
+    if setup.family in SAMPLED and setup.samples and not setup.temperature:
         notes.append(
             'For a temperature above 0 add `"draft_sample_method": "probabilistic"`: else vLLM'
             " drafts greedily and accepts less."
@@ -308,11 +314,11 @@ def sglang(setup: Setup) -> Serving:
             "It has no gamma by batch size for STANDALONE (its adaptive mode is for EAGLE): start"
             " it without the `--speculative-` options for loads where the schedule says 0."
         )
-    if setup.temperature > 0 and setup.family in ADAPTIVE:
+    algorithm = "STANDALONE" if setup.family == INDEPENDENT else setup.family.upper()
+    if setup.drafts_at > 0 and setup.family in ADAPTIVE:
         how = (*how, "--speculative-use-rejection-sampling")  # of 0.5.14 and later
     elif setup.temperature > 0:
-        notes.append("STANDALONE drafts greedily at every temperature and accepts less.")
-    algorithm = "STANDALONE" if setup.family == INDEPENDENT else setup.family.upper()
+        notes.append(f"{algorithm} drafts greedily at every temperature and accepts less.")
     precision, said = setup.precision("sglang")
     notes += said
     drafts = ENGINES["sglang"].quantises.get(setup.drafts, "unquant")

@@ -9,6 +9,7 @@ from pathlib import Path
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.forms import drafter_config, vllm_drafter_config
 from archsearch.drafts.records import TrainedDraft
+from archsearch.export.engines import Priced
 from archsearch.files import atomic_path, read_json, write_json
 from archsearch.models.files import DRAFT_FILES, TOKENIZER_FILES, WEIGHTS_FILE, gamma_settings
 from archsearch.pipeline.session import SearchSession
@@ -39,7 +40,7 @@ def write_best(
 
 def served(session: SearchSession, score: Score, model: str) -> dict[str, object]:
     """How vLLM serves a score's drafter, which lies in `model`, at the run's temperature."""
-    how = score.gamma, (), None, session.request.temperature
+    how = score.gamma, (), None, Priced(**session.run.priced_as).drafts_at
     return vllm_drafter_config(score.proposer, model, *how)
 
 

@@ -19,7 +19,7 @@ from archsearch.drafts.records import acceptance_of
 from archsearch.engine_facts import engine_facts, shared_by
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.export.engines import schedule_words
+from archsearch.export.engines import Priced, schedule_words
 from archsearch.files import write_json
 from archsearch.hardware.device import Device
 from archsearch.models.files import has_weights
@@ -218,7 +218,7 @@ def schedule_rank(
     if engine_facts(asked.engine).speculative_config and largest:
         ranks = asked.scorer.workload.tensor_parallel if score.drafter is None else None
         model = score.loaded_from(folder, has_weights(folder))
-        how = largest, ranges, ranks, asked.scorer.workload.temperature
+        how = largest, ranges, ranks, Priced(**session.run.priced_as).drafts_at
         config = vllm_drafter_config(score.proposer, model, *how)
         write_json(folder / "speculative_config.json", config)
     return planned

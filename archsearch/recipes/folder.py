@@ -186,6 +186,7 @@ def _served(recipe: Recipe) -> dict[str, str]:
         drafts=recipe.drafts,
         switches=recipe.switches,
         temperature=recipe.temperature,
+        samples=recipe.samples,
     )
     words = serving("vllm", setup).command
     cut = words.index("--speculative-config")

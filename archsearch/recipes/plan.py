@@ -145,8 +145,8 @@ class Recipe:
     """A training as it will be written. `target`: its shape; `target_name`: folder or hub id;
     `hub_start`: of an independent draft, the published weights that it begins with, "" for those
     that archsearch makes; `temperature`: of the answers; `prompts`: the user's file; `run`, `rank`:
-    whose answer this is; `vllm`: its version;
-    `quantise`, `drafts`, `switches`: as in `export.engines.Priced`, `held` as its `longest`;
+    whose answer this is; `vllm`: its version; `held`: `longest` of `export.engines.Priced`, which
+    says `samples`, `quantise`, `drafts` and `switches`;
     `beyond`: what to expect where requests are longer than the text, "" where no less."""
 
     library: Library
@@ -163,6 +163,7 @@ class Recipe:
     device: str
     prompts: str = "prompts.jsonl"
     temperature: float = 0.0
+    samples: bool = True
     hub_start: str = ""
     dtype: str = "bfloat16"
     quantise: str = ""

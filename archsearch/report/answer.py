@@ -174,7 +174,7 @@ def sentences(
     if option is not None and better is not None:
         brought.insert(0, f"{option.name}, gamma {better.gamma}: {gain_words(better.speedup)}")
     if brought:
-        with_it = better or max(remedied, key=lambda each: each.alone)
+        with_it = better or max(remedied, key=lambda each: (each.switches > "", each.alone))
         lines[-1] += f" With {with_it.switches}: {'; '.join(brought)}."
     if not to_train:
         return lines
@@ -242,8 +242,8 @@ def serve_command(
     if engine == "sglang" and option.hub_id and family in ("independent", *HEADS[engine]):
         words = shlex.join(serving(engine, setup).command)
         return above + " \\\n    ".join(_folded(words))
-    how = setup.gamma, (), None, setup.temperature
-    config = vllm_drafter_config(drafter, option.hub_id, *how)
+    at = setup.drafts_at
+    config = vllm_drafter_config(drafter, option.hub_id, setup.gamma, temperature=at)
     if engine != "vllm" or not config:
         return None
     if drafter.trains and (own := engine_facts(engine).quantises.get(setup.drafts)):

@@ -145,7 +145,7 @@ def whole_headline(run: Run, reading: Reading) -> Headline:
         title = sentences(reading.candidates, where, unit_of(run.device), reading.remedied)[0]
     if head.lead and (alone := best_alone(reading.remedied)) > 1.0:
         # over a target alone that is slower than it need be
-        with_it = max(reading.remedied, key=lambda each: each.alone).switches
+        with_it = max((each.alone, each.switches) for each in reading.remedied if each.switches)[1]
         title = f"{title} With {with_it} the target alone is {alone:.2f}x as fast."
         head = replace(head, title=title)
     elif better and head.lead and better.speedup.value > head.lead.gain.value:

@@ -90,9 +90,8 @@ class Run:
         asked, found = self.arguments, {"quantise": self.profile.get("quantise")}
         found |= {"drafts": asked.get("draft_dtype"), "switches": asked.get("engine_options")}
         words = {name: value or "" for name, value in found.items()}
-        facts, version = engine_facts(asked.get("engine")), asked.get("engine_version")
-        samples = version is None or facts.samples(str(version))
-        return {**words, "temperature": self.temperature if samples else 0.0}
+        samples = engine_facts(asked.get("engine")).samples(asked.get("engine_version"))
+        return {**words, "temperature": self.temperature, "samples": samples}
 
     @property
     def temperature(self) -> float:

@@ -253,8 +253,7 @@ class GridScores:
 
 
 class Scorer:
-    """Scores drafts of one target under one workload. Calling it is pure; it only remembers the
-    target's times."""
+    """Scores drafts of one target under one workload; remembers their times."""
 
     def __init__(
         self,

@@ -1,10 +1,6 @@
 """Optuna's samplers, where a space is too large to score all of it: asked for a shape, then given
 what it is worth; and what such a search missed, its best beside the exact best of the space, or of
-a part of it.
-
-The study in the storage is the one that is asked, so several processes may ask it at once, and a
-search that was stopped goes on. A shape that was proposed before is answered from memory.
-"""
+a part of it."""
 
 from __future__ import annotations
 

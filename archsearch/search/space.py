@@ -1,10 +1,6 @@
 """Search spaces: a YAML file (docs/files.md) becomes dimensions with choices, and choices become
 Architectures.
 
-`family` says whose space it is (docs/families.md; left out: independent drafts), `drafter` what
-only that family has, `{states: [3, 5]}` say. Families without layers of their own (n-gram, Medusa,
-...) have no `dimensions`.
-
 Heads are sampled as KV heads, group size and head_dim and multiplied; what cannot be (query heads
 must divide the hidden size, as Hugging Face's Llama demands) is returned as an
 `InvalidShapeError`, not raised.

@@ -243,12 +243,17 @@ def test_a_search_above_temperature_0_serves_drafts_that_sample(tmp_path: Path) 
 
 def test_drafts_are_sampled_where_the_version_can_and_any_of_the_load_asks(tmp_path: Path) -> None:
     asked = ("search", *HEAD, "--family", "eagle3", "--trials", "2")
-    old = call(*asked, "--temperature", "1", "--engine-version", "0.20.0").stdout
+    old = call(*asked, "--temperature", "1", "--engine-version", "0.20.0", "--run", "old").stdout
     assert "Try it today" in old and "draft_sample_method" not in old
+    config = Path("old/best/1/speculative_config.json")
+    assert "draft_sample_method" not in config.read_text()
+    call("schedule", "old", "--rank", "1")
+    assert "draft_sample_method" not in config.read_text()
     part = {"weight": 1, "concurrency": 2, "prompt_tokens": 64, "output_tokens": 64}
     parts = [{"name": "a", **part}, {"name": "b", **part, "temperature": 0.7}]
     Path("load.yaml").write_text(yaml.safe_dump({"parts": parts}))
-    assert "draft_sample_method" in call(*asked, "--workload", "load.yaml").stdout
+    assert "draft_sample_method" in call(*asked, "--workload", "load.yaml", "--run", "load").stdout
+    assert "draft_sample_method" in Path("load/best/1/speculative_config.json").read_text()
 
 
 def test_a_schedule_beyond_the_usual_batch_sizes_is_not_stretched(tmp_path: Path) -> None:
