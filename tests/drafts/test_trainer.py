@@ -4,6 +4,7 @@ pairs."""
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ from archsearch.pipeline.confirm import seen_words
 from archsearch.text import auxiliary
 from archsearch.text.cache import TextCache
 from archsearch.text.prompt_set import load_prompt_set
+from archsearch.training.heads.train import head_config
 from tests.doubles.world import TINY, make_model_folder, make_prompts
 
 SHAPE = TINY.replace(num_hidden_layers=1, tie_word_embeddings=False, draft_vocab_size=128)
@@ -151,7 +153,9 @@ def test_a_head_that_went_on_never_replaces_a_better_one(
 ) -> None:
     fresh = DraftTrainer(trainer.loaded, trainer.prompts, tmp_path, answer_tokens=8)
     fresh.texts.write_training(60.0)
-    # its whole time, also where a fast machine's head stops rising before that
+    # So slow a learner that no machine brings it to its best, where it would stop, in this time.
+    slow = partial(head_config, lr=1e-6)
+    monkeypatch.setattr("archsearch.training.heads.train.head_config", slow)
     monkeypatch.setattr("archsearch.drafts.heads.PATIENCE", 1e9)
     plan, found = HeadPlan("medusa", gamma=2, rows=128), []
     for share, seconds in ((0.5, 0.2), (0.0, 0.4), (1.0, 0.6)):
