@@ -231,6 +231,11 @@ class Architecture:
         """How many layers have each window, None for full attention."""
         return _counted_windows(self.window_pattern, self.sliding_window, self.num_hidden_layers)
 
+    @property
+    def mixed(self) -> bool:
+        """Whether some of its layers have a window and others another or none."""
+        return len(self.layers_by_window()) > 1
+
     def replace(self, **changes: Any) -> Architecture:
         """The same shape with some fields changed. Raises InvalidShapeError for what no model can
         have."""

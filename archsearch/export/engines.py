@@ -144,7 +144,8 @@ class Priced:
 @dataclass(frozen=True)
 class Setup(Priced):
     """The settings of an export. `folder`: where the export will lie; `target`: folder or hub id;
-    `dtype` as torch names it; `layers`: of the target, whose inputs a head reads."""
+    `dtype` as torch names it; `layers`: of the target, whose inputs a head reads; `mixed`: some of
+    the draft's layers have a window and some have none."""
 
     folder: Path
     target: str
@@ -153,6 +154,7 @@ class Setup(Priced):
     schedule: Ranges = ()
     target_gguf: str = "TARGET.gguf"
     layers: tuple[int, ...] = ()
+    mixed: bool = False
 
     def precision(self, engine: str) -> tuple[tuple[str, ...], list[str]]:
         """The options that set the target's precision (none where its weights say it), and what is
@@ -166,7 +168,11 @@ class Setup(Priced):
     def switched(self, engine: str) -> tuple[list[str], list[str]]:
         """Environment variables and options by the switches that the engine has."""
         known = known_options(engine)
-        return switches([text for text in self.switches.split() if text.split("=")[0] in known])
+        given = [text for text in self.switches.split() if text.split("=")[0] in known]
+        # vLLM's first model runner (CPUs, VLLM_USE_V2_MODEL_RUNNER=0) takes one kind of KV cache in
+        # a draft: v1/spec_decode/llm_base_proposer.py, validate_same_kv_cache_group
+        mixed = ["disable_hybrid_kv_cache_manager=1"] * (engine == "vllm" and self.mixed)
+        return switches(given + mixed)
 
     def sized(self, ranks: str, longest: str) -> tuple[str, ...]:
         """The options that share the target over devices, and that cut contexts; () where it needs

@@ -124,6 +124,7 @@ def plan(
         schedule=ranges,
         target_gguf=str(source.target.gguf) if source.target.gguf else "TARGET.gguf",
         layers=() if whole else layer_ids(read_json(source.draft / "config.json", "head's config")),
+        mixed=arch is not None and arch.mixed,
         **{each.name: getattr(source, each.name) for each in fields(Priced)},
     )
     served = tuple(serving(name, setup) for name in names if not ENGINES[name].draft_folder)

@@ -30,7 +30,13 @@ from archsearch.models.targets import NamedDrafter, TargetRef, resolve_drafter, 
 from archsearch.needs import Needs, TrainingBudget
 from archsearch.pipeline.families import kind_of
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, served_target
-from archsearch.pipeline.rounds_explained import difference, free_layers, too_long, warnings_of
+from archsearch.pipeline.rounds_explained import (
+    difference,
+    free_layers,
+    remedied,
+    too_long,
+    warnings_of,
+)
 from archsearch.pipeline.serving import (
     ANSWER,
     check_batch,
@@ -349,19 +355,19 @@ def _priced(
         score = replace(own(each.drafter), engine_version=source.version)
         if each.hub_id:
             score = replace(score, needs=Needs("exists", each.hub_id))
-        rounds = source.rounds
+        rounds, better = source.rounds, remedied(source.rounds, own, score)
         entry = Entry(
             draft=each.name,
             training=training,
             notes=(*notes, *_share_notes(score)),
             no_room=no_room,
             other_tokenizer=other,
-            pays=score.pays and not (other or no_room or score.broken_limits),
             group=len(found),
             served=source.served,
             engine_class=rounds.running(each.drafter.rounds).costs.title if rounds else None,
             score=score,
             free_layers=free_layers(own, score),
+            remedied=better if better is not None and better.switches else None,
         )
         found.append(Priced(entry, own, source, budget))
     return found

@@ -137,6 +137,7 @@ def _served(item: Priced, trace: Trace | None, simulated: int) -> UnderLoad:
     own: tuple[Objective, ...] = (scorer.mix.objective, "speedup")
     ranks = scorer.workload.tensor_parallel
     value, gain = (objective_of(parts, objective, ranks) for objective in own)
+    better = item.entry.remedied
     return UnderLoad(
         draft=item.entry.draft,
         by=item.source.by,
@@ -144,9 +145,11 @@ def _served(item: Priced, trace: Trace | None, simulated: int) -> UnderLoad:
         objective=value,
         plain_objective=mix.plain,
         speedup=judged_gain if full else gain,
-        pays=judged_gain > 1.0 and not mix.broken_limits,
+        pays=max(judged_gain, better.rate if better else 0.0) > (better.alone if better else 1.0)
+        and not mix.broken_limits,
         broken_limits=mix.broken_limits,
         parts=tuple(rows),
+        remedied=better,
     )
 
 

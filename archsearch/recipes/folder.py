@@ -187,6 +187,7 @@ def _served(recipe: Recipe) -> dict[str, str]:
         switches=recipe.switches,
         temperature=recipe.temperature,
         samples=recipe.samples,
+        mixed=recipe.drafter.is_model and recipe.drafter.architecture.mixed,
     )
     words = serving("vllm", setup).command
     cut = words.index("--speculative-config")

@@ -122,11 +122,20 @@ def best_alone(remedied: Sequence[Remedied]) -> float:
     return max([1.0, *(each.alone for each in remedied if each.switches)])
 
 
-def fastest(option: Shown, remedied: Sequence[Remedied]) -> Remedied:
-    """An option with what remedies it, or, where that is no faster, as it is."""
-    as_is = Remedied(option.rank, "", option.gamma, option.gain)
-    ways = [as_is, *(each for each in remedied if each.rank == option.rank)]
-    return max(ways, key=lambda way: way.rate)
+def fastest(
+    gamma: int, gain: Estimate, remedied: Sequence[Remedied], rank: int | None = None
+) -> Remedied:
+    """What `gain` is of, with what remedies its `rank`, or, where that is no faster, as it is."""
+    ways = [each for each in remedied if each.rank == rank]
+    return max([Remedied(rank, "", gamma, gain), *ways], key=lambda way: way.rate)
+
+
+def switched_words(better: Remedied | None) -> str:
+    """` With X=1: gamma 2, 0.98x (0.90 to 1.07), the target alone 1.28x as fast.`"""
+    if better is None:
+        return ""
+    alone = f", the target alone {better.alone:.2f}x as fast" if better.alone > 1.0 else ""
+    return f" With {better.switches}: gamma {better.gamma}, {gain_words(better.speedup)}{alone}."
 
 
 def at_hand_switched(
@@ -148,7 +157,7 @@ def sentences(
 ) -> list[str]:
     """The verdict, what one can have today, also by a switch, and the best that the budget buys."""
     lead, alone = options[0], best_alone(remedied)
-    ways = {option.rank: fastest(option, remedied) for option in options}
+    ways = {each.rank: fastest(each.gamma, each.gain, remedied, each.rank) for each in options}
     today, (option, better) = best_at_hand(options), at_hand_switched(options, remedied)
     to_train = [option for option in options if not option.at_hand]
     best = today if today is not None and (today is lead or today.measured) else lead
@@ -232,6 +241,7 @@ def serve_command(
     what = (Path(option.hub_id), target, option.gamma, str(run.profile.get("dtype")))
     cut = longest_of(run.path, option.rank)
     setup = Setup(*what, tensor_parallel=ranks, longest=cut, family=family, **run.priced_as)
+    setup = replace(setup, mixed=drafter.is_model and drafter.architecture.mixed)
     if remedied is not None and remedied.switches:
         switches = f"{setup.switches} {remedied.switches}"
         setup = replace(setup, switches=switches, gamma=remedied.gamma)

@@ -211,6 +211,28 @@ def test_rows_beyond_the_largest_graph_are_warned_about(
     assert warning.endswith(alone) == (batch > 512)
 
 
+def test_what_a_draft_gains_over_a_server_that_is_slow_too_is_no_gain(tmp_path: Path) -> None:
+    """Beyond the graphs: the switch makes the target alone faster than the draft is without."""
+    asked = (*HEAD, "--draft", "eagle3")
+    parts = [{"name": "a", "weight": 1, "concurrency": 600, "prompt_tokens": 256}]
+    parts[0]["output_tokens"] = 128
+    Path("load.yaml").write_text(yaml.safe_dump({"parts": parts}))
+    loads = {"estimate": ("--batch-size", "600"), "traffic": ("--workload", "load.yaml")}
+    for command, load in loads.items():
+        (entry,) = last_json(call(command, *asked, *load, "--json"))["drafts"]
+        better = entry["remedied"]
+        assert better["alone"] > 1.1 and better["switches"] == "max_cudagraph_capture_size=2048"
+        gain = entry["speedup"] if command == "traffic" else entry["speedup"]["value"]
+        rates = gain, better["alone"] * better["speedup"]["value"]
+        assert entry["pays"] == (max(rates) > better["alone"]) and gain > 1.0
+        text = " ".join(call(command, *asked, *load).stdout.split())
+        words = f"With {better['switches']}: gamma {better['gamma']}, "
+        assert words in text and f"the target alone {better['alone']:.2f}x as fast." in text
+        assert command == "traffic" or text.startswith("Speculation probably does not pay")
+    (entry,) = last_json(call("estimate", *asked, "--batch-size", "8", "--json"))["drafts"]
+    assert "remedied" not in entry and entry["pays"]
+
+
 @pytest.mark.parametrize(("batch", "served"), [(300, True), (600, False)])
 def test_a_search_serves_with_the_graphs_that_pay(tmp_path: Path, batch: int, served: bool) -> None:
     found = call("search", *HEAD, "--family", "eagle3", "--batch-size", str(batch), "--trials", "6")

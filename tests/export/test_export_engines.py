@@ -131,6 +131,14 @@ def test_vllm_command_holds_the_config_of_its_file() -> None:
     assert "--tensor-parallel-size" not in serving("vllm", setup()).command
 
 
+def test_a_draft_with_windows_in_some_layers_gets_one_kind_of_cache() -> None:
+    option, spec = "--disable-hybrid-kv-cache-manager", "--speculative-config"
+    words = serving("vllm", setup(mixed=True)).command
+    assert words.index(option) == words.index(spec) - 1
+    assert option not in serving("vllm", setup()).command
+    assert option not in serving("sglang", setup(mixed=True)).command
+
+
 def test_a_precision_is_asked_for_in_the_engine_s_own_words() -> None:
     """No engine takes --dtype float8_e4m3fn."""
 

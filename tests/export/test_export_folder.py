@@ -14,7 +14,7 @@ from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.export.card import DraftRecord, ExportSource, ExportTarget, padded_head_cost
 from archsearch.export.engines import DEFAULT_ENGINES
-from archsearch.export.folder import export
+from archsearch.export.folder import export, plan
 from archsearch.models.drafts import build_draft, load_draft, save_draft
 from archsearch.schedule import GammaSchedule
 from archsearch.search.objective import Score
@@ -151,6 +151,15 @@ def test_a_shape_without_weights(draft_folder: Path, tmp_path: Path) -> None:
     assert (
         AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(output)).config.vocab_size == 40
     )
+
+
+@pytest.mark.parametrize("pattern", ["SL", "S"])
+def test_vllm_is_told_of_windows_in_some_layers(tmp_path: Path, pattern: str) -> None:
+    shape = ARCH.replace(num_hidden_layers=2, window_pattern=pattern, sliding_window=16)
+    save_draft(build_draft(shape, torch.bfloat16, KEPT), tmp_path / "draft")
+    made = plan(ExportSource(tmp_path / "draft", 2), tmp_path / "out", ["vllm"])
+    option = "--disable-hybrid-kv-cache-manager"
+    assert (option in made.served[0].command) == (pattern == "SL")
 
 
 def test_the_targets_tokenizer_fills_in(

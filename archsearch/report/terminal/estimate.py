@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from archsearch.records import Inline
-from archsearch.report.answer import SCREEN, gain_words, hours_words, needs_words, unit_of
+from archsearch.estimate import Estimate
+from archsearch.records import Inline, Maybe
+from archsearch.report.answer import (
+    SCREEN,
+    best_alone,
+    fastest,
+    gain_words,
+    hours_words,
+    needs_words,
+    switched_words,
+    unit_of,
+)
 from archsearch.report.phrases import (
     PART_HEADER,
     PAYS,
@@ -22,6 +33,7 @@ from archsearch.report.phrases import (
 )
 from archsearch.report.section import columns
 from archsearch.report.terminal.layout import plus_minus, table, wrapped
+from archsearch.runs.tables import Remedied
 from archsearch.search.objective import Score
 
 OVER_MIX = (
@@ -50,12 +62,13 @@ FREE = (
 class Entry:
     """A draft in one engine. `engine_class`: how it runs there, None where nothing is known;
     `group`: those whose error bars tell none apart; `free_layers`: how many it may have before the
-    host decides the round; `other_tokenizer`: its vocabulary cannot be the target's."""
+    host decides the round; `other_tokenizer`: its vocabulary cannot be the target's; `remedied`: by
+    a switch of this version."""
 
+    ALSO: ClassVar = ("pays",)
     draft: str
     training: str
     notes: tuple[str, ...]
-    pays: bool
     no_room: str
     other_tokenizer: bool
     group: int
@@ -63,17 +76,35 @@ class Entry:
     engine_class: str | None
     score: Inline[Score]
     free_layers: float | None
+    remedied: Maybe[Remedied] = None
 
     @property
     def barred(self) -> tuple[bool, bool, bool]:
         """Whether it has another tokenizer, no room, or breaks a limit."""
         return self.other_tokenizer, bool(self.no_room), bool(self.score.broken_limits)
 
+    def judged(self) -> tuple[Estimate, float]:
+        """The speed-up where it is served the fastest, and what that has to beat: the target alone,
+        the engine's switch set or not."""
+        ways = [] if self.remedied is None else [self.remedied]
+        way = fastest(self.score.gamma, self.score.speedup, ways, self.score.rank)
+        return way.speedup, best_alone(ways) / way.alone
+
+    @property
+    def verdict(self) -> str:
+        gain, least = self.judged()
+        return verdict(gain, least=least)
+
+    @property
+    def pays(self) -> bool:
+        gain, least = self.judged()
+        return gain.value > least and not any(self.barred)
+
     @property
     def answer(self) -> str:
         words = ("other tokenizer", "no room", "over limit")
         why = (word for word, barred in zip(words, self.barred, strict=True) if barred)
-        return next(why, PAYS[verdict(self.score.speedup)])
+        return next(why, PAYS[self.verdict])
 
     @property
     def cells(self) -> dict[str, str]:
@@ -175,9 +206,10 @@ def estimate_text(result: Estimated, *, explain: bool) -> str:
         *([f"Breaks a limit: {'; '.join(broken)}. Without that:"] if broken else []),
         f"{best.draft} has another tokenizer than {result.target}: engines need the same."
         if best.other_tokenizer
-        else f"Speculation {rates or verdict(gain)} for {result.target} on {result.device}: best"
+        else f"Speculation {rates or best.verdict} for {result.target} on {result.device}: best"
         f" {best.draft}{' in ' + best.served if several else ''}, gamma {_gammas(best.score)},"
-        f" {gain_words(gain)}{' a token' if rates else ''}.",
+        f" {gain_words(gain)}{' a token' if rates else ''}."
+        f"{switched_words(best.remedied)}",
         f"{result.words()}, {' and '.join(engines)}.{given}",
     ]
     rows = [

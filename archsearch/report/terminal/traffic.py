@@ -11,8 +11,10 @@ from typing import ClassVar, Final
 
 from archsearch.engines.openai.bench import Measured
 from archsearch.records import Inline, Maybe
+from archsearch.report.answer import switched_words
 from archsearch.report.phrases import UNITS, Asked, AskedPart, ServedBy
 from archsearch.report.terminal.layout import table, wrapped
+from archsearch.runs.tables import Remedied
 from archsearch.traffic.served import ServedPart
 from archsearch.traffic.simulation import Simulated
 from archsearch.traffic.steady import Steady
@@ -144,6 +146,7 @@ class UnderLoad:
     pays: bool
     broken_limits: tuple[str, ...]
     parts: tuple[Part, ...]
+    remedied: Maybe[Remedied] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +163,10 @@ class Traffic(Asked):
     def __str__(self) -> str:
         lines = wrapped(
             [
-                *(f"{entry.draft}: {_answer(entry, self)}" for entry in self.drafts),
+                *(
+                    f"{entry.draft}: {_answer(entry, self)}{switched_words(entry.remedied)}"
+                    for entry in self.drafts
+                ),
                 f"Target {self.target} on {self.device}, {self.dtype_words}, tensor"
                 f" parallel {self.workload.tensor_parallel}.",
                 *(f"Load {part.words(shared=not self.alternatives)}." for part in self.load),

@@ -8,6 +8,7 @@ import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ GAMMA = 3
 PROMPT = (5, 6, 7, 8)
 
 
-def _folder(path: Path, seed: int, **changes: int) -> Path:
+def _folder(path: Path, seed: int, **changes: Any) -> Path:
     """A tiny LLaMA with pronounced logits, so that greedy choices have no ties."""
     shape = {
         "hidden_size": 64,
@@ -164,6 +165,20 @@ def _consistent(results: list[GenerationResult], steps: tuple[EngineStep, ...], 
             result.rounds == len(result.round_lengths)
             and sum(result.round_lengths) == result.accepted + result.rounds
         )
+
+
+@pytest.mark.slow
+def test_a_draft_with_windows_in_some_layers_runs(
+    engine: VllmEngine, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    windows = {"num_hidden_layers": 2, "window_pattern": "SL", "sliding_window": 16}
+    draft = _folder(tmp_path / "windows", 1, **windows)
+    sampling = Sampling(40, ignore_end=True)
+    engine.start(folders[0], None, 0)
+    plain = engine.generate(_prompts(2), sampling)
+    engine.start(folders[0], draft, GAMMA)
+    spoken = engine.generate(_prompts(2), sampling)
+    assert [result.token_ids for result in spoken] == [result.token_ids for result in plain]
 
 
 @pytest.mark.slow

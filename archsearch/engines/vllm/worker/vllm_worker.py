@@ -103,6 +103,9 @@ class Worker:
             limits["gpu_memory_utilization"] = float(ask["memory_share"])
         if ask.get("quantization") and "quantization_config" not in configs[0]:
             limits["quantization"] = ask["quantization"]
+        # one kind of KV cache in a draft (validate_same_kv_cache_group)
+        if len({*(text_config(configs[-1]).get("layer_types") or ())}) > 1 and ask.get("draft"):
+            limits["disable_hybrid_kv_cache_manager"] = True
         self.llm = LLM(
             model=ask["target"],
             skip_tokenizer_init=True,
