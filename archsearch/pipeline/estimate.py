@@ -32,6 +32,7 @@ from archsearch.pipeline.families import kind_of
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, served_target
 from archsearch.pipeline.rounds_explained import (
     difference,
+    drawn_greedily,
     free_layers,
     remedied,
     too_long,
@@ -331,6 +332,8 @@ def _priced(
             why = "engines need the same tokenizer" if other else PADDED
             notes.append(f"vocabulary {own_rows}, target {rows}: {why}")
         notes += too_long(scorer, workload.context_len)
+        if scorer.workload.temperature:
+            notes += drawn_greedily(source.engine, source.version, [each.drafter.family])
         need, no_room = memory_bytes(target, each.drafter, workload).total_bytes, ""
         if need > usable:
             no_room = (

@@ -4,9 +4,10 @@ graphs costs."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from archsearch.drafters.forms import SAMPLED
 from archsearch.drafts.records import scored_by
 from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import EngineRounds
@@ -103,6 +104,13 @@ def too_long(scorer: Scorer, context: int) -> list[str]:
     most = scorer.target.max_position_embeddings
     text = f"{context:,} tokens are more than the target's {most:,} positions"
     return [text] * (context > most)
+
+
+def drawn_greedily(engine: str | None, version: str | None, families: Iterable[str]) -> list[str]:
+    """That drafts are not sampled, as alpha above temperature 0 counts on."""
+    if engine_facts(engine).samples(version) or SAMPLED.isdisjoint(families):
+        return []
+    return [f"{engine} drafts greedily: above temperature 0 it accepts less than predicted here"]
 
 
 def difference(draft: str, better: Score, worse: Score, worse_there: Score) -> Difference:

@@ -50,7 +50,12 @@ from archsearch.pipeline.families import (
 from archsearch.pipeline.heads import head_rungs, keep_states, write_family_table
 from archsearch.pipeline.in_engine import EngineChoice
 from archsearch.pipeline.next_steps import next_steps
-from archsearch.pipeline.rounds_explained import free_layers, too_long, warnings_of
+from archsearch.pipeline.rounds_explained import (
+    drawn_greedily,
+    free_layers,
+    too_long,
+    warnings_of,
+)
 from archsearch.pipeline.scoring import hopeless, none_within, score_spaces, write_pareto
 from archsearch.pipeline.session import SearchRequest, SearchSession
 from archsearch.pipeline.shared_work import Job, SharedWork
@@ -269,6 +274,9 @@ def outcome(
     told = [score for score in ranked if score is ranked[0] or score.rank in quicker]
     priced = [(f"rank {score.rank}", session.scorer_of(score), score) for score in told]
     advice = warnings_of(source.rounds, source.words, priced)
+    if session.run.temperature:
+        kinds = {score.family for score in ranked}
+        advice += drawn_greedily(source.engine, source.version, kinds)
     over = [
         f"{space.family} is left out: {none_within(session, [counted])}"
         for space, counted in zip(session.families.spaces, result.spaces, strict=True)

@@ -122,12 +122,11 @@ def best_alone(remedied: Sequence[Remedied]) -> float:
     return max([1.0, *(each.alone for each in remedied if each.switches)])
 
 
-def fastest(
-    gamma: int, gain: Estimate, remedied: Sequence[Remedied], rank: int | None = None
-) -> Remedied:
-    """What `gain` is of, with what remedies its `rank`, or, where that is no faster, as it is."""
-    ways = [each for each in remedied if each.rank == rank]
-    return max([Remedied(rank, "", gamma, gain), *ways], key=lambda way: way.rate)
+def fastest(option: Shown, remedied: Sequence[Remedied]) -> Remedied:
+    """An option with what remedies it, or, where that is no faster, as it is."""
+    as_is = Remedied(option.rank, "", option.gamma, option.gain)
+    ways = [as_is, *(each for each in remedied if each.rank == option.rank)]
+    return max(ways, key=lambda way: way.rate)
 
 
 def switched_words(better: Remedied | None) -> str:
@@ -157,7 +156,7 @@ def sentences(
 ) -> list[str]:
     """The verdict, what one can have today, also by a switch, and the best that the budget buys."""
     lead, alone = options[0], best_alone(remedied)
-    ways = {each.rank: fastest(each.gamma, each.gain, remedied, each.rank) for each in options}
+    ways = {option.rank: fastest(option, remedied) for option in options}
     today, (option, better) = best_at_hand(options), at_hand_switched(options, remedied)
     to_train = [option for option in options if not option.at_hand]
     best = today if today is not None and (today is lead or today.measured) else lead

@@ -681,3 +681,29 @@ def test_no_class_of_another_drafter_is_named(
         assert f"rounds of vllm {NEWEST} (published)" in " ".join(text.split())
         assert "CUDA graph for the draft" not in text
     assert "A range may lose 1 %." in schedule
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "greedy"),
+    [
+        ("tensorrt-llm", None, True),
+        ("llama.cpp", None, True),
+        ("vllm", "0.20.0", True),
+        ("vllm", None, False),
+    ],
+)
+def test_an_engine_that_does_not_sample_drafts_is_named(
+    tmp_path: Path, engine: str, version: str | None, greedy: bool
+) -> None:
+    asked = (*HEAD, "--engine", engine, *(["--engine-version", version] if version else []))
+    words = f"{engine} drafts greedily: above temperature 0 it accepts less than predicted"
+    drafts = ("--draft", "llama-3.2-1b", "--draft", "ngram")
+    found = last_json(call("estimate", *asked, *drafts, "--temperature", "0.8", "--json"))["drafts"]
+    said = {entry["draft"]: any(words in note for note in entry["notes"]) for entry in found}
+    assert said == {"llama-3.2-1b": greedy, "ngram": False}
+    (entry,) = last_json(call("estimate", *asked, "--draft", "llama-3.2-1b", "--json"))["drafts"]
+    assert not any(words in note for note in entry["notes"])
+    if version is None:
+        few = ("--family", "independent", "--trials", "2")
+        text = call("search", *asked, *few, "--temperature", "0.8").stdout
+        assert (words in text) == greedy

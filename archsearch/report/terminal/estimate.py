@@ -10,8 +10,6 @@ from archsearch.estimate import Estimate
 from archsearch.records import Inline, Maybe
 from archsearch.report.answer import (
     SCREEN,
-    best_alone,
-    fastest,
     gain_words,
     hours_words,
     needs_words,
@@ -86,9 +84,10 @@ class Entry:
     def judged(self) -> tuple[Estimate, float]:
         """The speed-up where it is served the fastest, and what that has to beat: the target alone,
         the engine's switch set or not."""
-        ways = [] if self.remedied is None else [self.remedied]
-        way = fastest(self.score.gamma, self.score.speedup, ways, self.score.rank)
-        return way.speedup, best_alone(ways) / way.alone
+        gain, better = self.score.speedup, self.remedied
+        if better is None:
+            return gain, 1.0
+        return (better.speedup, 1.0) if better.rate > gain.value else (gain, better.alone)
 
     @property
     def verdict(self) -> str:
