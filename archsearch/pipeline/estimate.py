@@ -253,14 +253,22 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
         named = _in_format(named, narrow, request)
         request = replace(request, asked=replace(request.asked, draft_dtype=None))
     kind, mix = kind_of([each.drafter.rounds for each in named]), request.mix
-    versions = request.engine_versions
-    for asked in engine_requests(request.asked, request.engines, versions, kind):
-        facts = engine_facts(asked.engine)
-        for each in named:
-            if why := facts.lacks(
-                each.drafter.family, asked.engine_version, ref.architecture.model_type
-            ):
-                raise ArchsearchError(why)
+    versions, left = request.engine_versions, list[str]()
+    each_asked = list(engine_requests(request.asked, request.engines, versions, kind))
+
+    def lacks(each: NamedDrafter, asked: WorkloadRequest) -> str:
+        version, model_type = asked.engine_version, ref.architecture.model_type
+        return engine_facts(asked.engine).lacks(each.drafter.family, version, model_type)
+
+    for each in named:
+        whys = [lacks(each, asked) for asked in each_asked]
+        if all(whys):
+            raise ArchsearchError(whys[0])
+        left += filter(None, whys)
+    for asked in each_asked:
+        facts, able = engine_facts(asked.engine), [e for e in named if not lacks(e, asked)]
+        if not able:
+            continue
         if mix is not None:
             asked = replace(asked, batch_size=1, context_len=mix.longest)
         if asked.dtype is None:
@@ -268,11 +276,11 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
         source, workload = choose_latency(asked, ref.architecture, kind)
         if mix is not None:
             check_batch(facts, source.device, mix.in_flight)
-        if any(each.drafter.rounds != kind for each in named):  # each draft has its own way then
+        if any(each.drafter.rounds != kind for each in able):  # each draft has its own way then
             words = served_words(source.engine, source.rounds, source.device, how=False)
             source = replace(source, served=words)
         workloads[source.served] = workload
-        priced += _priced(request, named, ref, source, workload, acceptance)
+        priced += _priced(request, able, ref, source, workload, acceptance)
     # what is assumed by the lower end, as in a search; what cannot be served last
     priced.sort(key=lambda item: (*item.entry.barred, *item.score.sort_key))
     best = priced[0]
@@ -284,7 +292,7 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
         workload=workloads[best.source.served],
         alpha=request.alpha,
         prior=prior_words,
-        warnings=switch_warnings(priced),
+        warnings=(*dict.fromkeys(left), *switch_warnings(priced)),
         training_budget=asked_budget(best.budget, request.training_budget_s is not None),
     )
 

@@ -707,3 +707,15 @@ def test_an_engine_that_does_not_sample_drafts_is_named(
         few = ("--family", "independent", "--trials", "2")
         text = call("search", *asked, *few, "--temperature", "0.8").stdout
         assert (words in text) == greedy
+
+
+def test_an_engine_that_cannot_run_a_draft_leaves_the_others_their_answer(tmp_path: Path) -> None:
+    pair = ("estimate", "--target", "gemma-3-27b", "--draft", "eagle3", "--gpu", "h100")
+    found = last_json(call(*pair, "--engine", "vllm", "--engine", "sglang", "--json"))
+    assert [entry["engine"] for entry in found["drafts"]] == ["sglang"]
+    (why,) = [text for text in found["warnings"] if "has no interface for eagle3" in text]
+    assert why in refused(*pair, "--engine", "vllm")
+    both = ("--draft", "ngram", "--engine", "vllm", "--engine", "sglang", "--json")
+    found = last_json(call(*pair, *both))["drafts"]
+    priced = {(entry["draft"], entry["engine"]) for entry in found}
+    assert priced == {("eagle3", "sglang"), ("ngram", "vllm"), ("ngram", "sglang")}
