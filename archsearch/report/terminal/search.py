@@ -211,6 +211,7 @@ def search_text(result: Searched, *, explain: bool) -> str:
         rests_on += f" Drafters to be trained are given {hours} (--training-budget)."
     above.insert(1, rests_on)
     said = [*result.warned, *(f"WARNING: {text}." for text in reading.problems)]
+    said += [f"Note: {text}." for text in result.left_out]
     # worth most now: serving what one can have today, else the headline's first
     steps = [] if trained else [("Try it today", words) for _, words in serve_today(run, reading)]
     steps += [*head.next, ("See the whole run", f"archsearch report {shell_path(run.path)}")]
