@@ -100,23 +100,21 @@ def rivals(scorer: Scorer, scores: Sequence[Score]) -> list[Rival]:
         other = next(
             (item for item in scores if getattr(item.architecture, dimension) != own), None
         )
-        if other is not None:
-            found.append(_rival(scorer, lead, other, dimension))
+        if other is None:
+            continue
+        tokens = math.log(lead.tau.value / other.tau.value)
+        rival = Rival(
+            dimension,
+            other.architecture.label(),
+            other.gamma,
+            other.speedup.value,
+            tokens,
+            math.log(lead.speedup.value / other.speedup.value) - tokens,
+            difference_std(lead, other, scorer.acceptance, lambda score: scorer.context),
+            _terms(scorer, lead, other),
+        )
+        found.append(rival)
     return found
-
-
-def _rival(scorer: Scorer, lead: Score, other: Score, dimension: str) -> Rival:
-    tokens = math.log(lead.tau.value / other.tau.value)
-    return Rival(
-        dimension,
-        other.architecture.label(),
-        other.gamma,
-        other.speedup.value,
-        tokens,
-        math.log(lead.speedup.value / other.speedup.value) - tokens,
-        difference_std(lead, other, scorer.acceptance, lambda score: scorer.context),
-        _terms(scorer, lead, other),
-    )
 
 
 def _terms(scorer: Scorer, lead: Score, other: Score) -> tuple[DecidingTerm, ...]:
