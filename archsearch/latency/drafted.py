@@ -70,9 +70,9 @@ class DrafterRounds:
     def means_s(self, verify_s: Mapping[int, Estimate]) -> Array | None:
         """`LatencyOfRounds.means_s`."""
         kernels, costs, drafter = self._drafts.kernels, self._costs, self.drafter
-        if kernels is None or costs is None or drafter.drafts_share < 1.0:
+        if kernels is None or costs is None:
             return None
-        if drafter.architecture.num_experts:
+        if drafter.drafts_share < 1.0 or drafter.architecture.num_experts:
             return None
         rows = rows_of(self.latency, self.workload, sizes(list(verify_s)))
         plan = drafter.plan(rows)
@@ -116,11 +116,9 @@ class DrafterRounds:
         measured = latency.drafted_s(self.drafter, rows, plan) if costs is None else None
         if measured is not None:
             return summed(measured[0], verify, measured[1])
-        first = (
-            self._drafts.ops_s(plan.first)
-            if plan.first is not None
-            else Estimate(plan.host_s, HOST_STD * plan.host_s, "modelled")
-        )
+        first = Estimate(plan.host_s, HOST_STD * plan.host_s, "modelled")
+        if plan.first is not None:
+            first = self._drafts.ops_s(plan.first)
         later = self._later_s(plan)
         if costs is not None:
             costs = costs if plan.verified is None else costs.of_trees()

@@ -115,10 +115,9 @@ class EnginePasses:
             rows = profile.select(kind, dtype, mode)
             return [row for row in rows if row.sizes()["engine"] == engine]
 
-        rows, rests = measured("pass"), measured("rest")
-        self.rows = rows
-        self.largest_batch = max((PassShape.of(row).batch for row in rows), default=1)
-        self._fit_passes(rows)
+        self.rows, rests = measured("pass"), measured("rest")
+        self.largest_batch = max((PassShape.of(row).batch for row in self.rows), default=1)
+        self._fit_passes(self.rows)
         self.rest_ = AddedFit.fit(rests)
         self.drafted_ = DraftedFit.fit(measured("drafted"), self.facts.scattered_head, self.plan_s)
         self.first_pass = FirstPass.fit(rests)
@@ -129,10 +128,9 @@ class EnginePasses:
         asked = [_asked(row) for row in rows]
         halves = self.cache_bytes * np.array([0.4, 0.7, 1.0, 1.5, 2.2])
         times = np.array([row.median_s for row in rows])
-        self.cache_, self._coefficients, log_ratio = fit_cache(
-            self._features, asked, times, halves, (1.5, 3.0)
+        self.cache_, self.coefficients_, log_ratio = fit_cache(
+            FEATURES, self._features, asked, times, halves, (1.5, 3.0)
         )
-        self.coefficients_ = dict(zip(FEATURES, self._coefficients.tolist(), strict=True))
         inputs = [[*_inputs(a), *_place(part, cold, of)] for a, part, cold, of in asked]
         self._residual = Residual.fit(
             np.array(inputs), log_ratio, min_noise=0.01, bounds=(0.7, 30.0)
@@ -202,7 +200,7 @@ class EnginePasses:
             mean += share * (ratio - mean)
             std = math.hypot((1.0 - share) * std, share * error)
         features = self._features(arch, part, cold, is_target, self.cache_)
-        value = linear(self._coefficients, features) * math.exp(mean)
+        value = linear(self.coefficients_, features) * math.exp(mean)
         return Estimate(value, std * value, "modelled")
 
     def _share(self, error: float) -> float:
@@ -224,7 +222,7 @@ class EnginePasses:
                     for place in grid.places_of(key[0]):
                         mean[place] += self._share(error) * (ratio - mean[place])
             features = self._features(grid, part, cold, False, self.cache_)
-            found.append(linear(self._coefficients, features) * np.exp(mean))
+            found.append(linear(self.coefficients_, features) * np.exp(mean))
         return found
 
     def ops_s(self, ops: PassOps, cold: bool = True) -> Estimate:
@@ -250,15 +248,14 @@ class EnginePasses:
         features = self._vector(
             ops.layers, bytes_, flops, self.dtype_bytes * cached, float(rows), share
         )
-        value = float(linear(self._coefficients, features))
+        value = float(linear(self.coefficients_, features))
         return Estimate(value, value * math.sqrt(float(np.mean(self.loo_**2))), "modelled")
 
     def plan_s(self, plan: RoundPlan) -> float:
         """Seconds of all passes of a drafter's plan, or of the host's part of it."""
         first = self.ops_s(plan.first).value if plan.first is not None else plan.host_s
-        return first + (
-            plan.steps * self.ops_s(plan.step, cold=False).value if plan.step is not None else 0.0
-        )
+        later = 0.0 if plan.step is None else self.ops_s(plan.step, cold=False).value
+        return first + plan.steps * later
 
     @cached_property
     def left_out_(self) -> Array:

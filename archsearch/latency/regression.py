@@ -112,7 +112,7 @@ class Residual:
         log_ratio: Array,
         *,
         min_noise: float = 0.01,
-        bounds: tuple[float, float] = (0.2, 20.0),
+        bounds: tuple[float, float],
     ) -> Residual:
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.gaussian_process import GaussianProcessRegressor
@@ -125,16 +125,14 @@ class Residual:
         with warnings.catch_warnings():
             # a length scale at its bound means: this input does not matter
             warnings.simplefilter("ignore", ConvergenceWarning)
-            model = GaussianProcessRegressor(kernel, normalize_y=False, random_state=0).fit(
-                inputs, log_ratio
-            )
+            model = GaussianProcessRegressor(kernel, random_state=0).fit(inputs, log_ratio)
         amplitude = float(model.kernel_.k1.k1.constant_value)
         scales = np.asarray(model.kernel_.k1.k2.length_scale, dtype=float)
         noise = float(model.kernel_.k2.noise_level)
         scaled = inputs / scales
         squares = ((scaled[:, None, :] - scaled) ** 2).sum(-1)
         covariance = amplitude * np.exp(-0.5 * squares) + noise * np.eye(len(inputs))
-        inverse: Array = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
+        inverse = np.linalg.inv(covariance)
         return cls(scaled, scales, amplitude, noise, inverse @ log_ratio, inverse)
 
     def predict(self, point: Array) -> tuple[float, float]:
@@ -223,15 +221,8 @@ class Kriging:
         check = order[: cls.CHECK_ROWS]
         found: list[tuple[float, Kriging]] = []
         for robust, (amplitude, lengths, noise) in ((False, learnt[0]), (True, learnt[-1])):
-            model = cls(
-                inputs / lengths,
-                log_ratio,
-                np.full(len(log_ratio), noise),
-                lengths,
-                amplitude,
-                noise,
-                1.0,
-            )
+            even = np.full(len(log_ratio), noise)
+            model = cls(inputs / lengths, log_ratio, even, lengths, amplitude, noise, 1.0)
             if robust:
                 misfit = log_ratio - model.leave_one_out()[0]
                 model = replace(model, row_noise=noise * _student_weights(misfit, cls.STUDENT))

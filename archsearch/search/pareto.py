@@ -127,7 +127,7 @@ def undominated(costs: Array) -> NDArray[np.bool_]:
 
 def _beats(some: Array, others: Array) -> NDArray[np.bool_]:
     """Of rows of costs, one of which may be a single row: nowhere more, somewhere less."""
-    return (some <= others).all(axis=1) & (some < others).any(axis=1)
+    return np.asarray((some <= others).all(axis=1) & (some < others).any(axis=1))
 
 
 def pareto_places(scorer: Scorer, grid: SpaceGrid, goals: Sequence[str]) -> list[Place]:
@@ -185,7 +185,7 @@ def pareto(
     costs = np.array(
         [[_signed(name, each, each.proposer, scorer) for name in goals] for each in scores]
     )
-    kept = [scores[i] for i in np.flatnonzero(undominated(costs))]
+    kept = [scores[i] for i in np.flatnonzero(undominated(costs)).tolist()]
     kept.sort(key=lambda score: -score.speedup.value)
     groups = grouped(kept, scorer.acceptance, lambda score: scorer.context)
     number = {id(score): n for n, group in enumerate(groups, start=1) for score in group}
