@@ -23,7 +23,7 @@ import numpy as np
 
 from archsearch.acceptance.lookup import Finds
 from archsearch.acceptance.measured import Resampled, Trace, resampled_ratio
-from archsearch.acceptance.replay import walked
+from archsearch.acceptance.replay import ahead, at_least, walked
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 
@@ -152,7 +152,7 @@ def replay_chain(
         tuple(by_find.tolist()),
         tuple(by_draft.tolist()),
         unseen / by_draft.sum() if by_draft.any() else 0.0,
-        tuple(float(accepted[k:].sum() / rounds_in_all) for k in range(1, longest + 1)),
+        at_least(accepted),
         tau.estimate(),
         by_text,
     )
@@ -164,12 +164,11 @@ def _draft_rows(
     """([tokens, rule.longest] the chance of each draft token of a round of the draft from there,
     [tokens] how many it drafts)."""
     gamma, tokens = rule.gamma, len(chances)
-    windows = np.lib.stride_tricks.sliding_window_view
     rows = np.zeros((tokens, rule.longest))
-    rows[:, :gamma] = windows(np.concatenate([chances, np.zeros(gamma)]), gamma)[:tokens]
+    rows[:, :gamma] = ahead(chances, gamma)
     if sure is None:
         return rows, np.full(tokens, gamma)
-    unsure = windows(np.concatenate([sure < rule.least, np.zeros(gamma, bool)]), gamma)[:tokens]
+    unsure = ahead(sure < rule.least, gamma)
     before = np.where(unsure.any(axis=1), unsure.argmax(axis=1) + rule.with_last, gamma)
     drafted = np.minimum(before, gamma)
     rows[np.arange(rule.longest) >= drafted[:, None]] = 0.0

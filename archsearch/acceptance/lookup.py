@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from archsearch.acceptance.measured import Resampled, resampled_ratio
-from archsearch.acceptance.replay import walked
+from archsearch.acceptance.replay import at_least, walked
 from archsearch.acceptance.suffix_tree import SuffixReader, SuffixTree
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
@@ -243,18 +243,13 @@ def _summed(gamma: int, drafts: np.ndarray, accepts: np.ndarray) -> LookupReplay
     tau = resampled_ratio(per_text[:, [0, 2]], fallback_std=1.0)
     share = resampled_ratio(per_text[:, [1, 2]], fallback_std=0.5)
 
-    def at_least(values: np.ndarray) -> tuple[float, ...]:
-        return tuple(
-            float(values[k:].sum() / drafting) if drafting else 0.0 for k in range(1, gamma + 1)
-        )
-
     mean = float(drafted @ np.arange(gamma + 1) / drafting) if drafting else 0.0
     return LookupReplay(
         gamma,
         rounds,
         share.estimate(),
         mean,
-        at_least(drafted),
+        at_least(np.append(0, drafted[1:])),
         at_least(accepted),
         tau.estimate(),
         tau,

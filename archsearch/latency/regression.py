@@ -112,7 +112,7 @@ class Residual:
         log_ratio: Array,
         *,
         min_noise: float = 0.01,
-        bounds: tuple[float, float],
+        bounds: tuple[float, float] = (0.2, 20.0),
     ) -> Residual:
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.gaussian_process import GaussianProcessRegressor
