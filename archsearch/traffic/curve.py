@@ -170,11 +170,9 @@ def _range(axis: Axis, text: str) -> tuple[float, float, int]:
         )
     if axis != "alpha" and (low != round(low) or high != round(high)):
         raise ArchsearchError(f"--range {text}: a {axis} is a whole number")
-    if not 2 <= int(count) <= MOST_POINTS:
-        raise ArchsearchError(
-            f"--range {text}: between 2 and {MOST_POINTS} points, not {int(count)}"
-        )
-    return low, high, int(count)
+    if not 2 <= (points := int(count)) <= MOST_POINTS:
+        raise ArchsearchError(f"--range {text}: between 2 and {MOST_POINTS} points, not {points}")
+    return low, high, points
 
 
 def curve(scorer: Scorer, draft: Draft, sweep: Sweep, held: Held | None = None) -> Curve:

@@ -198,11 +198,8 @@ def service_of(
 ) -> Service:
     """The server that drafts `gamma` tokens a round; 0: with the draft loaded and idle; None:
     without one. `more`: other fields of `Service`."""
-    if gamma is None:
-        rounds = times.decode
-    elif gamma == 0:
-        rounds = (times.decode + times.idle.T).T
-    else:
+    rounds = times.decode if gamma is None else (times.decode + times.idle.T).T
+    if gamma:
         rounds = np.ascontiguousarray(times.round[:, times.gammas.index(gamma)])
     most = held if held is not None else MOST_RUNNING
     at, rounds = _beside(times.at, rounds, times.graph // ((gamma or 0) + 1))

@@ -37,7 +37,7 @@ class Lengths:
     ) -> Lengths:
         """From values with their weights (default: alike). Raises ArchsearchError for negative
         lengths, or weights of nothing."""
-        shares = [1.0] * len(counts) if weights is None else [number(weight) for weight in weights]
+        shares = [1.0] * len(counts) if weights is None else [*map(number, weights)]
         if not counts or len(shares) != len(counts):
             raise ArchsearchError(
                 f"{what}: {len(counts)} values and {len(shares)} weights; there must be as many, at"
@@ -53,9 +53,7 @@ class Lengths:
             raise ArchsearchError(
                 f"{what}: weights must be numbers, none negative, not all 0, got {shares}"
             )
-        return cls(
-            tuple(round(value) for value in counts), tuple(share / total for share in shares)
-        )
+        return cls(tuple(map(round, counts)), tuple(share / total for share in shares))
 
     @classmethod
     def read(cls, data: object, what: str) -> Lengths:
@@ -73,11 +71,9 @@ class Lengths:
                     if not low <= high:
                         raise ArchsearchError(f"{what}: low {low:g} lies above high {high:g}")
                     steps = (np.arange(POINTS) + 0.5) / POINTS
-                    return cls.of([low + (high - low) * float(step) for step in steps], what=what)
+                    return cls.of((low + (high - low) * steps).tolist(), what=what)
                 if names in ({"values"}, {"values", "weights"}):
-                    return cls.of(
-                        [number(value) for value in data["values"]], data.get("weights"), what
-                    )
+                    return cls.of([*map(number, data["values"])], data.get("weights"), what)
             except (TypeError, ValueError, OverflowError) as error:
                 if isinstance(error, ArchsearchError):
                     raise
@@ -104,7 +100,7 @@ class Lengths:
         spread = math.sqrt(math.log1p((std / mean) ** 2))
         normal = [NormalDist().inv_cdf((step + 0.5) / POINTS) for step in range(POINTS)]
         values = np.exp(spread * np.array(normal))
-        return cls.of([float(value) for value in values * mean / values.mean()], what=what)
+        return cls.of((values * mean / values.mean()).tolist(), what=what)
 
     @property
     def cv2(self) -> float:
@@ -113,15 +109,19 @@ class Lengths:
 
     @property
     def mean(self) -> float:
-        return math.fsum(v * weight for v, weight in zip(self.values, self.weights, strict=True))
+        return self._moment(1)
 
     @property
     def mean_square(self) -> float:
-        return math.fsum(v**2 * weight for v, weight in zip(self.values, self.weights, strict=True))
+        return self._moment(2)
+
+    def _moment(self, power: int) -> float:
+        both = zip(self.values, self.weights, strict=True)
+        return math.fsum(value**power * weight for value, weight in both)
 
     def sample(self, rng: np.random.Generator, count: int) -> list[int]:
         """`count` lengths by chance."""
-        return [int(value) for value in rng.choice(self.values, size=count, p=self.weights)]
+        return rng.choice(self.values, size=count, p=self.weights).tolist()
 
 
 def mean_context(prompt: Lengths, output: Lengths) -> int:
@@ -281,14 +281,11 @@ def _checked(read: list[tuple[float, float, float]], path: Path, note: str) -> T
         raise ArchsearchError(
             f"the trace {path} holds {len(rows)} requests with an answer; at least 2 are needed"
         )
-    began, before = rows[0][1], rows[0][1]
+    began = before = rows[0][1]
     requests: list[Request] = []
-    for count, arrival, prompt, output in rows:
-        if (
-            not all(math.isfinite(value) for value in (arrival, prompt, output))
-            or prompt < 0
-            or output < 1
-        ):
+    for count, *row in rows:
+        arrival, prompt, output = row
+        if not all(map(math.isfinite, row)) or prompt < 0 or output < 1:
             raise ArchsearchError(
                 f"the trace {path}, request {count}: it arrived at {arrival:g} s with {prompt:g}"
                 f" prompt tokens and {output:g} written ones; neither may be negative, and all must"
@@ -312,7 +309,7 @@ def _binned(values: list[int], what: str) -> Lengths:
     """At most BINS values: the means of equal shares of the sorted lengths."""
     ordered = sorted(values)
     if len(ordered) <= BINS:
-        return Lengths.of([float(value) for value in ordered], what=what)
+        return Lengths.of(ordered, what=what)
     edges = [round(i * len(ordered) / BINS) for i in range(BINS + 1)]
     parts = [ordered[start:end] for start, end in pairwise(edges)]
     return Lengths.of(
