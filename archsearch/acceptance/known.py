@@ -118,13 +118,8 @@ class _AlphaFile:
     prompts_file: str | None = None
 
     def observation(self, target: Architecture) -> AcceptanceObservation:
-        context = AcceptanceContext(
-            target,
-            self.temperature,
-            domain=self.domain,
-            training=self.training,
-            trained_tokens=self.trained_tokens,
-        )
+        how = {name: getattr(self, name) for name in ("domain", "training", "trained_tokens")}
+        context = AcceptanceContext(target, self.temperature, **how)
         alpha = Estimate(self.alpha.value, self.alpha.std, "measured")
         return AcceptanceObservation(self.architecture, alpha, context)
 
@@ -160,10 +155,9 @@ def _drafts_of(
     found: dict[Architecture, KnownDraft] = {}
     for draft in drafts:
         try:
-            observation = AcceptanceObservation(
-                draft.architecture, draft.alpha, _context(arguments, target, draft)
-            )
-            known = _on_text(observation, run, sketch, asked)
+            context = _context(arguments, target, draft)
+            seen = AcceptanceObservation(draft.architecture, draft.alpha, context)
+            known = _on_text(seen, run, sketch, asked)
         except (ArchsearchError, TypeError, ValueError):
             continue  # asked with values that another version knew
         found.setdefault(draft.architecture, known)
@@ -293,16 +287,11 @@ def earlier(
         prior = PriorAcceptance().about(target).fit([draft.observation for draft in drafts])
         return prior.predict(shape, context).alpha
 
-    texts = [
-        EarlierText(
-            tuple(dict.fromkeys(draft.run.name for draft in drafts)),
-            len(drafts),
-            drafts[0].match,
-            drafts[0].observation.likeness,
-            alpha(drafts),
-        )
-        for drafts in by_text.values()
-    ]
+    texts = []
+    for drafts in by_text.values():
+        names, first = tuple(dict.fromkeys(draft.run.name for draft in drafts)), drafts[0]
+        alike = first.observation.likeness
+        texts.append(EarlierText(names, len(drafts), first.match, alike, alpha(drafts)))
     texts.sort(key=lambda text: (-text.likeness, text.match == "unknown", text.runs))
     return Earlier(shape.num_hidden_layers, alpha([]), alpha(known), tuple(texts))
 

@@ -244,16 +244,8 @@ def _summed(gamma: int, drafts: np.ndarray, accepts: np.ndarray) -> LookupReplay
     share = resampled_ratio(per_text[:, [1, 2]], fallback_std=0.5)
 
     mean = float(drafted @ np.arange(gamma + 1) / drafting) if drafting else 0.0
-    return LookupReplay(
-        gamma,
-        rounds,
-        share.estimate(),
-        mean,
-        at_least(np.append(0, drafted[1:])),
-        at_least(accepted),
-        tau.estimate(),
-        tau,
-    )
+    reached = at_least(np.append(0, drafted[1:])), at_least(accepted)
+    return LookupReplay(gamma, rounds, share.estimate(), mean, *reached, tau.estimate(), tau)
 
 
 # --- texts
@@ -264,14 +256,7 @@ def texts_of(sequences: Sequence[CachedSequence], end_ids: Sequence[int] = ()) -
     ends = set(end_ids)
     found = []
     for each in sequences:
-        ids = each.token_ids.tolist()
-        answer = tuple(ids[each.prompt_tokens :])
-        found.append(
-            LookupText(
-                tuple(ids[: each.prompt_tokens]),
-                answer,
-                bool(answer) and answer[-1] in ends,
-                each.category,
-            )
-        )
+        ids, start = tuple(each.token_ids.tolist()), each.prompt_tokens
+        ended = len(ids) > start and ids[-1] in ends
+        found.append(LookupText(ids[:start], ids[start:], ended, each.category))
     return found

@@ -229,13 +229,8 @@ def linear(coefficients: Mapping[str, float], features: Sequence[float]) -> floa
 
 def inputs_of(arch: Architecture) -> list[float]:
     """What of a pass is its layers', as a Gaussian process sees it."""
-    return [
-        np.log(arch.hidden_size),
-        np.log(arch.intermediate_size),
-        np.log(arch.num_hidden_layers),
-        0.5 * np.log(arch.q_size),
-        0.5 * np.log(arch.kv_size),
-    ]
+    sizes = (arch.hidden_size, arch.intermediate_size, arch.num_hidden_layers)
+    return [*map(np.log, sizes), 0.5 * np.log(arch.q_size), 0.5 * np.log(arch.kv_size)]
 
 
 def place_of(part: Part, cold: bool) -> tuple[float, float, float]:

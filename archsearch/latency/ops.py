@@ -131,10 +131,8 @@ def gpu_gemm_sizes(ops: Sequence[Gemm], multiprocessors: int) -> tuple[Array, Ar
         for count, width in zip(tiles, (64, 128), strict=True)
     ]
     features = np.stack([np.ones_like(m), n * k, m * (n + k), k, *waves, m * n * k], axis=1)
-    place = np.stack(
-        [np.log(m), np.log(n), np.log(k), *(_idle(count, multiprocessors) for count in tiles)],
-        axis=1,
-    )
+    idle = [_idle(count, multiprocessors) for count in tiles]
+    place = np.stack([np.log(m), np.log(n), np.log(k), *idle], axis=1)
     return features, place
 
 
@@ -166,20 +164,8 @@ def gpu_attention_sizes(ops: Sequence[Attention], multiprocessors: int) -> tuple
     queries = batch * q_heads * tokens * head_dim
     waves = _waves(heads, multiprocessors) * keys * head_dim
     features = np.stack([np.ones_like(kv), kv, work, queries, keys, heads, waves], axis=1)
-    place = np.stack(
-        [
-            np.log(heads),
-            np.log(batch),
-            np.log(keys),
-            np.log(q_heads / kv_heads),
-            np.log(head_dim),
-            np.log(tokens),
-            np.log(pairs / (tokens * keys)),
-            np.log(kv),
-            _idle(heads, multiprocessors),
-        ],
-        axis=1,
-    )
+    sizes = (heads, batch, keys, q_heads / kv_heads, head_dim, tokens, pairs / (tokens * keys), kv)
+    place = np.stack([*map(np.log, sizes), _idle(heads, multiprocessors)], axis=1)
     return features, place
 
 
@@ -351,9 +337,9 @@ class OpModel:
                 table: OpTable | GpuTable | None = None
                 if len(ops) >= OP_KINDS[kind].min_rows:
                     times_s = np.array([rows[op].median_s for op in ops])
-                    known = self._like._tables.get((regime, cache)) if self._like else None
-                    table = self._tables[regime, cache] = (
-                        GpuTable.fit(
+                    if self._gpu:
+                        known = self._like._tables.get((regime, cache)) if self._like else None
+                        table = GpuTable.fit(
                             ops,
                             times_s,
                             sizes=GPU_SIZES.get(kind, plain_sizes),
@@ -361,9 +347,9 @@ class OpModel:
                             like=known,
                             folder=self.profile.folder if known is None else None,
                         )
-                        if self._gpu
-                        else OpTable.fit(ops, times_s)
-                    )
+                    else:
+                        table = OpTable.fit(ops, times_s)
+                    self._tables[regime, cache] = table
                 for op in ops:
                     std = self._std_of(rows[op])
                     if isinstance(table, GpuTable):  # frameworks disagree by more than a row is off

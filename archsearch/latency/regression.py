@@ -309,12 +309,8 @@ def _exponential_hyperparameters(
                 f"covariance of {size} rows is not positive definite at {theta}"
             )
         inverse = np.tril(dpotri(factor, lower=True)[0])
-        return (
-            distance,
-            correlated,
-            inverse + np.tril(inverse, -1).T,
-            2.0 * float(np.log(np.diag(factor)).sum()),
-        )
+        log_determinant = 2.0 * float(np.log(np.diag(factor)).sum())
+        return distance, correlated, inverse + np.tril(inverse, -1).T, log_determinant
 
     def cost(theta: Array) -> tuple[float, Array]:
         distance, correlated, inverse, log_determinant = covariance(theta)

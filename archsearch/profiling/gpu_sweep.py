@@ -168,12 +168,8 @@ def needs(
         )
         if fused:  # engines choose the tokens on the GPU
             found[sample_op(arch, batch=batch, tokens=tokens)] += 1
-        passes.append(
-            {
-                (op, _from_memory(op, cold, room.cache_bytes / DTYPE_BYTES[dtype])): float(n)
-                for op, n in found.items()
-            }
-        )
+        held = room.cache_bytes / DTYPE_BYTES[dtype]
+        passes.append({(op, _from_memory(op, cold, held)): float(n) for op, n in found.items()})
 
     chosen = spread(list(drafts), draft_features, asked.steps)
     for number, arch in enumerate(chosen):
@@ -183,16 +179,12 @@ def needs(
     if target is not None:
         for batch in batches:
             for number, tokens in enumerate((1, *asked.verify_tokens)):
-                for context in (
-                    contexts
-                    if tokens in (1, 5, max(asked.verify_tokens))
-                    else [contexts[number % len(contexts)]]
-                ):
+                every = tokens in (1, 5, max(asked.verify_tokens))
+                for context in contexts if every else [contexts[number % len(contexts)]]:
                     add(target, batch, tokens, context, asked.ranks, cold=True)
     asked = replace(asked, models=min(asked.models, len(chosen)))
-    return Needs(
-        tuple(passes), tuple(_whole_points(chosen, target, (dtype, mode), asked, room, rng))
-    )
+    wholes = _whole_points(chosen, target, (dtype, mode), asked, room, rng)
+    return Needs(tuple(passes), tuple(wholes))
 
 
 def _from_memory(op: Op, cold: bool, cache_elements: float) -> bool:
@@ -267,13 +259,11 @@ def _reach(needs: Sequence[Need]) -> Array:
 def seed_points(ops: Sequence[Need], seeds: Mapping[str, int] = SEEDS) -> list[Point]:
     """Spread points of every kind, cache state and elementwise name: enough for a first fit,
     extremes included."""
-    return [
-        point_of(need)
-        for members in _groups(ops)
-        for need in spread(
-            members, lambda need: op_features(need[0]), seeds.get(members[0][0].kind, OTHER_SEEDS)
-        )
-    ]
+    found: list[Need] = []
+    for members in _groups(ops):
+        count = seeds.get(members[0][0].kind, OTHER_SEEDS)
+        found += spread(members, lambda need: op_features(need[0]), count)
+    return [*map(point_of, found)]
 
 
 def point_of(need: Need) -> Point:
@@ -406,7 +396,7 @@ def adaptive_sweep(
     std: float | None = None
     with torch.inference_mode():
         third = len(wholes) // 3
-        measure(_mixed(open_points(seed_points(ops, SEEDS)), wholes[:third]), "first points")
+        measure(_mixed(open_points(seed_points(ops)), wholes[:third]), "first points")
         wholes = wholes[third:]
         while not spent():
             left = open_points(

@@ -262,12 +262,12 @@ def through(
     more stay.
     """
     dimensions = space.dimensions(target)
-    counts = [len(dimension.choices) for dimension in dimensions]
+    counts = [len(each.choices) for each in dimensions]
     while math.prod(counts) > points and max(counts) > 1:
         counts[counts.index(max(counts))] -= 1
     return {
-        dimension.name: spread(len(dimension.choices), count, index)
-        for dimension, count, index in zip(dimensions, counts, indices, strict=True)
+        each.name: spread(len(each.choices), count, index)
+        for each, count, index in zip(dimensions, counts, indices, strict=True)
     }
 
 

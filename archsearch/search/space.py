@@ -56,14 +56,9 @@ class Dimension:
     @property
     def step(self) -> int | None:
         """The common difference where the choices are whole numbers at equal distances."""
-        values = self.choices
-        if (
-            not self.ordered
-            or len(values) < 2
-            or not all(isinstance(value, int) for value in values)
-        ):
+        if not self.ordered or not all(isinstance(value, int) for value in self.choices):
             return None
-        steps = {int(b) - int(a) for a, b in itertools.pairwise(values)}
+        steps = {int(b) - int(a) for a, b in itertools.pairwise(self.choices)}
         return steps.pop() if len(steps) == 1 else None
 
     @property
@@ -254,9 +249,7 @@ class SearchSpace:
 
     def combinations(self, target: Architecture) -> Iterator[Indices]:
         """One choice per dimension, every combination in the order of the file."""
-        return itertools.product(
-            *(range(len(dimension.choices)) for dimension in self.dimensions(target))
-        )
+        return itertools.product(*(range(len(each.choices)) for each in self.dimensions(target)))
 
     def random_combinations(
         self, target: Architecture, rng: random.Random, count: int
@@ -321,11 +314,8 @@ class SearchSpace:
         reasons = [str(shape) for shape in shapes if isinstance(shape, InvalidShapeError)]
         limit = self.limits(target).max_parameters
         reasons = reasons or [f"all have more than max_parameters ({limit:,})"]
-        raise ArchsearchError(
-            f"space {self.name} allows no valid shape for this target:"
-            f" {statistics.mode(reasons)}; widen its"
-            " dimensions"
-        )
+        why = f"{statistics.mode(reasons)}; widen its dimensions"
+        raise ArchsearchError(f"space {self.name} allows no valid shape for this target: {why}")
 
     def neighbours(
         self, indices: tuple[int, ...], target: Architecture
@@ -347,11 +337,8 @@ class SearchSpace:
                 yield (*indices[:position], index, *indices[position + 1 :])
         names = [dimension.name for dimension in dimensions]
         for first, second in itertools.combinations(range(len(dimensions)), 2):
-            if {names[first], names[second]} <= {
-                "num_key_value_heads",
-                "kv_group_size",
-                "hidden_size",
-            }:
+            both = {names[first], names[second]}
+            if both <= {"num_key_value_heads", "kv_group_size", "hidden_size"}:
                 for a, b in itertools.product(steps(first), steps(second)):
                     moved = list(indices)
                     moved[first], moved[second] = a, b
@@ -378,10 +365,8 @@ class SearchSpace:
             key: list(value) if isinstance(value, tuple) else value
             for key, value in self.constraints
         }
-        special = {
-            "family": self.family,
-            "drafter": {name: list(values) for name, values in self.extras},
-        }
+        drafter = {name: list(values) for name, values in self.extras}
+        special = {"family": self.family, "drafter": drafter}
         return ({} if self.family == Independent.family else special) | {
             "description": self.description,
             "dimensions": {name: list(values) for name, values in self.choices},
@@ -396,63 +381,50 @@ class SearchSpace:
         Raises ArchsearchError for what no space can have.
         """
         where = where or name
+
+        def wrong(words: str) -> ArchsearchError:
+            return ArchsearchError(f"{where}: {words}")
+
         checked.check_keys(data, TOP_LEVEL, where, "key", "the file")
         kind = str(data.get("family", Independent.family))
         if not is_family(kind):
-            raise ArchsearchError(
-                f"{where}: unknown family {kind!r}; allowed are {', '.join(FAMILY_NAMES)}"
-            )
+            raise wrong(f"unknown family {kind!r}; allowed are {', '.join(FAMILY_NAMES)}")
         made = family(kind)
         special = data.get("drafter") or {}
         own = f"choice of the family {made.family}:"
         checked.check_keys(special, tuple(made.choices), where, own, "drafter")
+        given = {key: special.get(key, list(usual)) for key, usual in made.choices.items()}
         extras = tuple(
-            (
-                key,
-                checked.allowed(
-                    special.get(key, list(usual)), checked.EXTRA, f"{where}: drafter.{key}"
-                ),
-            )
-            for key, usual in made.choices.items()
+            (key, checked.allowed(values, checked.EXTRA, f"{where}: drafter.{key}"))
+            for key, values in given.items()
         )
         if not made.has_layers:
             data = {"dimensions": {}, **data}
         if "dimensions" not in data:
-            raise ArchsearchError(
-                f"{where}: dimensions is missing; it names what may vary ({', '.join(DIMENSIONS)})"
-            )
+            raise wrong(f"dimensions is missing; it names what may vary ({', '.join(DIMENSIONS)})")
         dimensions = data["dimensions"]
         checked.check_keys(dimensions, DIMENSIONS, where, "dimension", "dimensions")
         if not made.has_layers and dimensions:
-            raise ArchsearchError(
-                f"{where}: a drafter of the family {made.family} has no dimensions; it has"
-                f" {', '.join(made.choices)}"
-            )
+            own = ", ".join(made.choices)
+            raise wrong(f"a drafter of the family {made.family} has no dimensions; it has {own}")
         for required in REQUIRED if made.has_layers else ():
             if required not in dimensions:
-                raise ArchsearchError(
-                    f"{where}: dimensions.{required} is missing; give a list of choices or min"
-                    " and max"
+                raise wrong(
+                    f"dimensions.{required} is missing; give a list of choices or min and max"
                 )
-        choices = tuple(
-            (key, checked.choices(key, dimensions[key], where))
+        found = {
+            key: checked.choices(key, dimensions[key], where)
             for key in DIMENSIONS
             if key in dimensions
-        )
-        found = dict(choices)
-        if (
-            any("S" in str(pattern) for pattern in found.get("window_pattern", ()))
-            and "sliding_window" not in found
-        ):
-            raise ArchsearchError(
-                f"{where}: dimensions.window_pattern has an S, so dimensions.sliding_window needs"
-                " tokens"
+        }
+        slides = any("S" in str(pattern) for pattern in found.get("window_pattern", ()))
+        if slides and "sliding_window" not in found:
+            raise wrong(
+                "dimensions.window_pattern has an S, so dimensions.sliding_window needs tokens"
             )
         multiple = data.get("ffn_multiple", 64)
         if not checked.is_whole(multiple):
-            raise ArchsearchError(
-                f"{where}: ffn_multiple must be a positive whole number, got {multiple!r}"
-            )
+            raise wrong(f"ffn_multiple must be a positive whole number, got {multiple!r}")
         constraints = data.get("constraints") or {}
         checked.check_keys(constraints, CONSTRAINTS, where, "constraint", "constraints")
         limits = tuple(
@@ -461,6 +433,7 @@ class SearchSpace:
             if key in constraints
         )
         about = str(data.get("description", ""))
+        choices = tuple(found.items())
         return cls(name, about, choices, multiple, limits, family=made.family, extras=extras)
 
 
@@ -530,19 +503,13 @@ def _dimensions(space: SearchSpace, target: Architecture) -> tuple[Dimension, ..
     result = []
     for name, options in space.extras:
         # text: a fraction of the target's layers
+        layers = target.num_hidden_layers
         numbers = {
-            max(1, round(checked.fraction(value) * target.num_hidden_layers))
-            if isinstance(value, str)
-            else value
-            for value in options
+            max(1, round(checked.fraction(each) * layers)) if isinstance(each, str) else each
+            for each in options
         }
-        result.append(
-            Dimension(
-                name,
-                tuple(sorted(numbers)),
-                ordered=not any(isinstance(value, bool) for value in numbers),
-            )
-        )
+        ordered = not any(isinstance(value, bool) for value in numbers)
+        result.append(Dimension(name, tuple(sorted(numbers)), ordered))
     if not family(space.family).has_layers:
         return tuple(result)
     for name in NUMERIC:
@@ -550,10 +517,8 @@ def _dimensions(space: SearchSpace, target: Architecture) -> tuple[Dimension, ..
         result.append(Dimension(name, tuple(values), ordered=True))
     windows: list[Value] = []
     for pattern in given.get("window_pattern", ("L",)):
-        text = str(pattern)
-        windows += (
-            [f"{text}{tokens}" for tokens in given["sliding_window"]] if "S" in text else ["L"]
-        )
+        lengths = given["sliding_window"] if "S" in str(pattern) else ()
+        windows += [f"{pattern}{tokens}" for tokens in lengths] or ["L"]
     result.append(Dimension("window", tuple(dict.fromkeys(windows)), ordered=False))
     tied = [
         target.tie_word_embeddings if value == "target" else value

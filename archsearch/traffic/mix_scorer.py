@@ -153,13 +153,8 @@ class MixScorer(Scorer):
         speedup = Estimate(gain, gain * std, score.speedup.source).between(
             (gain * math.exp(-down), gain * math.exp(up))
         )
-        mix = MixScore(
-            objective,
-            objective_of(served, objective, ranks),
-            objective_of(served, objective, ranks, plain=True),
-            parts,
-            over,
-        )
+        value, plain = (objective_of(served, objective, ranks, plain=off) for off in (False, True))
+        mix = MixScore(objective, value, plain, parts, over)
         tpot_s = Estimate(tpot, tpot * std, score.tpot_s.source)
         return replace(score, speedup=speedup, tpot_s=tpot_s, mix=mix)
 

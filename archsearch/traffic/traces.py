@@ -179,9 +179,13 @@ def read_trace(path: Path) -> Trace:
     except OSError as error:
         raise ArchsearchError(f"cannot read the trace {path}: {error.strerror or error}") from error
     except UnicodeDecodeError:
-        raise ArchsearchError(f"the trace {path} is no text; it must be {FORMS}") from None
+        raise _bad(path, f" is no text; it must be {FORMS}") from None
     rows, note = _rows(text, path)
     return _checked(rows, path, note)
+
+
+def _bad(path: Path, words: str) -> ArchsearchError:
+    return ArchsearchError(f"the trace {path}{words}")
 
 
 def _rows(text: str, path: Path) -> tuple[list[tuple[float, float, float]], str]:
@@ -198,10 +202,8 @@ def _rows(text: str, path: Path) -> tuple[list[tuple[float, float, float]], str]
         try:
             return _burst(text.splitlines(), path), ""
         except csv.Error as error:
-            raise ArchsearchError(
-                f"the trace {path} is no CSV ({error}); it must be {FORMS}"
-            ) from None
-    raise ArchsearchError(f"the trace {path} is none that is known here; it must be {FORMS}")
+            raise _bad(path, f" is no CSV ({error}); it must be {FORMS}") from None
+    raise _bad(path, f" is none that is known here; it must be {FORMS}")
 
 
 def _vllm(data: Mapping[str, object], path: Path) -> tuple[list[tuple[float, float, float]], str]:
@@ -210,18 +212,18 @@ def _vllm(data: Mapping[str, object], path: Path) -> tuple[list[tuple[float, flo
     if not starts:
         (duration,) = _numbers({"duration": [data.get("duration", 0.0)]}, "duration", path)
         if not 0 < duration < math.inf:
-            raise ArchsearchError(
-                f"the trace {path} does not say when requests arrived: it has neither start_times"
-                " nor a duration (seconds)"
+            raise _bad(
+                path,
+                " does not say when requests arrived: it has neither start_times"
+                " nor a duration (seconds)",
             )
         starts = [duration * i / max(len(prompts), 1) for i in range(len(prompts))]
         note = (
             f"{path.name} does not say when requests arrived: spread evenly over its {duration:g} s"
         )
     if not len(prompts) == len(answers) == len(starts):
-        raise ArchsearchError(
-            f"the trace {path}: {len(starts)} arrivals, {len(prompts)} prompts and {len(answers)}"
-            " answers"
+        raise _bad(
+            path, f": {len(starts)} arrivals, {len(prompts)} prompts and {len(answers)} answers"
         )
     # they came as they ended; a benchmark's clock is its own
     return sorted(zip(starts, prompts, answers, strict=True)), note
@@ -232,9 +234,7 @@ def _numbers(data: Mapping[str, Any], name: str, path: Path) -> list[float]:
     try:
         return [float(value) for value in data.get(name) or []]
     except (TypeError, ValueError, OverflowError):
-        raise ArchsearchError(
-            f"the trace {path}: {name} must be numbers, a list of one a request"
-        ) from None
+        raise _bad(path, f": {name} must be numbers, a list of one a request") from None
 
 
 def _mooncake(lines: Iterable[str], path: Path) -> list[tuple[float, float, float]]:
@@ -247,9 +247,9 @@ def _mooncake(lines: Iterable[str], path: Path) -> list[tuple[float, float, floa
             names = ("timestamp", "input_length", "output_length")
             at, prompt, answer = (float(data[name]) for name in names)
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
-            raise ArchsearchError(
-                f"the trace {path}, line {count}: no timestamp, input_length and output_length; it"
-                f" must be {FORMS}"
+            raise _bad(
+                path,
+                f", line {count}: no timestamp, input_length and output_length; it must be {FORMS}",
             ) from None
         rows.append((at / 1e3, prompt, answer))
     return rows
@@ -260,14 +260,12 @@ def _burst(lines: list[str], path: Path) -> list[tuple[float, float, float]]:
     names = {name.strip().lower(): name for name in next(csv.reader(lines[:1]))}
     wanted = [names.get(name) for name in ("timestamp", "request tokens", "response tokens")]
     if None in wanted:
-        raise ArchsearchError(
-            f"the trace {path} has the columns {', '.join(names)}; it must be {FORMS}"
-        )
+        raise _bad(path, f" has the columns {', '.join(names)}; it must be {FORMS}")
     for count, line in enumerate(csv.DictReader(lines), start=2):
         try:
             at, prompt, answer = (float(line[str(name)]) for name in wanted)
         except (TypeError, ValueError):
-            raise ArchsearchError(f"the trace {path}, line {count}: a number is missing") from None
+            raise _bad(path, f", line {count}: a number is missing") from None
         rows.append((at, prompt, answer))
     return rows
 
@@ -278,23 +276,23 @@ def _checked(read: list[tuple[float, float, float]], path: Path, note: str) -> T
         words = f"{failed} requests without an answer were left out"
         note = f"{note}; {words}" if note else words
     if len(rows) < 2:
-        raise ArchsearchError(
-            f"the trace {path} holds {len(rows)} requests with an answer; at least 2 are needed"
-        )
+        raise _bad(path, f" holds {len(rows)} requests with an answer; at least 2 are needed")
     began = before = rows[0][1]
     requests: list[Request] = []
     for count, *row in rows:
         arrival, prompt, output = row
         if not all(map(math.isfinite, row)) or prompt < 0 or output < 1:
-            raise ArchsearchError(
-                f"the trace {path}, request {count}: it arrived at {arrival:g} s with {prompt:g}"
+            raise _bad(
+                path,
+                f", request {count}: it arrived at {arrival:g} s with {prompt:g}"
                 f" prompt tokens and {output:g} written ones; neither may be negative, and all must"
-                " be numbers"
+                " be numbers",
             )
         if arrival < before:
-            raise ArchsearchError(
-                f"the trace {path} is out of order: request {count} arrived at {arrival:g} s, the"
-                f" one before it at {before:g} s; sort it by arrival"
+            raise _bad(
+                path,
+                f" is out of order: request {count} arrived at {arrival:g} s, the"
+                f" one before it at {before:g} s; sort it by arrival",
             )
         requests.append(Request(arrival - began, int(prompt), int(output)))
         before = arrival
