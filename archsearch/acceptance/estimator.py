@@ -121,18 +121,15 @@ class AcceptanceEstimator(Protocol):
 
     def fit(self, observations: Sequence[AcceptanceObservation]) -> Self:
         """Learn from measured drafts; calling it again starts afresh."""
-        ...
 
     def predict(self, architecture: Architecture, context: AcceptanceContext) -> Acceptance:
         """alpha with its absolute std."""
-        ...
 
     def difference_std(
         self, first: Architecture, second: Architecture, context: AcceptanceContext
     ) -> float:
         """Std of logit(alpha of first) - logit(alpha of second): what ranks; errors that both share
         cancel."""
-        ...
 
 
 @dataclass(frozen=True)

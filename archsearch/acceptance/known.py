@@ -86,9 +86,7 @@ def known_drafts(
         shape = _same_target(name, target) if isinstance(name, str) else None
         if shape is not None and drafts:
             found.extend(_drafts_of(run, arguments, drafts, shape, asked))
-    for path in sorted(
-        path for root in roots for path in root.glob("*.json") if not path.name.startswith(".")
-    ):
+    for path in sorted(path for root in roots for path in root.glob("[!.]*.json")):
         file = load_or_note(path, "measured acceptance", _AlphaFile, [])
         shape = None if file is None else _same_target(file.target, target)
         if file is None or shape is None:
@@ -158,7 +156,7 @@ def _drafts_of(
             context = _context(arguments, target, draft)
             seen = AcceptanceObservation(draft.architecture, draft.alpha, context)
             known = _on_text(seen, run, sketch, asked)
-        except (ArchsearchError, TypeError, ValueError):
+        except (TypeError, ValueError):
             continue  # asked with values that another version knew
         found.setdefault(draft.architecture, known)
     return list(found.values())
@@ -337,7 +335,7 @@ def read_run(run: Path) -> tuple[Mapping[str, object], list[DraftFact]]:
         for path in sorted(run.glob(pattern)):
             try:
                 drafts.append(read(path.parent))
-            except (ArchsearchError, KeyError, TypeError, ValueError, AttributeError, OSError) as e:
+            except (KeyError, TypeError, ValueError, AttributeError, OSError) as e:
                 name = path.parent.relative_to(run).as_posix()
                 broken.append(f"{name} ({Misfit.at('', e)})")
     for words in broken:
@@ -348,10 +346,9 @@ def read_run(run: Path) -> tuple[Mapping[str, object], list[DraftFact]]:
 def _fact(
     arch: Architecture, alpha: Estimate, training: Mapping[str, Any], *, greedy: bool
 ) -> DraftFact:
-    share = training.get("vocabulary_coverage")
+    share, tokens = (training.get(name) for name in ("vocabulary_coverage", "tokens"))
     coverage = min(float(share), 1.0) if arch.trimmed and share is not None else None
-    tokens = float(training["tokens"]) if training.get("tokens") else None
-    return DraftFact(arch, alpha, greedy, tokens, coverage)
+    return DraftFact(arch, alpha, greedy, float(tokens) if tokens else None, coverage)
 
 
 def _finalist(folder: Path) -> DraftFact:

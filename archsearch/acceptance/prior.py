@@ -217,7 +217,6 @@ class PriorAcceptance:
         return self
 
     def _row(self, arch: Architecture, context: AcceptanceContext) -> Array:
-        """The regressors of a shape in the order of `coefficients_`."""
         return _row(arch, context, self.names_)
 
     def _coverage(self, arch: Architecture, context: AcceptanceContext) -> tuple[float, float]:

@@ -143,7 +143,6 @@ class UnpackedQueries:
         self.priced, self.multiprocessors = priced, multiprocessors
 
     def prepare(self, ops: Iterable[Op], cold: bool) -> None:
-        """Price many ops at once."""
         ops = list(ops)
         parts = [part for op in ops if unpacked(op) for part in self._parts(op)]
         self.priced.prepare([*ops, *parts], cold)
@@ -158,11 +157,8 @@ class UnpackedQueries:
             self.priced.op_s(part, cold) for part in self._parts(op)
         )
         waves, reads = _waves(op, self.multiprocessors)
-        return max(
-            (seconds, std),
-            (start + waves * (block - start), math.hypot(block_std, VERIFY_STD)),
-            (reads * decode, math.hypot(decode_std, VERIFY_STD)),
-        )
+        walked = start + waves * (block - start), math.hypot(block_std, VERIFY_STD)
+        return max((seconds, std), walked, (reads * decode, math.hypot(decode_std, VERIFY_STD)))
 
     def _parts(self, op: Any) -> tuple[Attention, Attention, Attention]:
         """One head of one sequence over hardly any key and over all, and a decode of the batch."""

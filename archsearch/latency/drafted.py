@@ -98,14 +98,12 @@ class DrafterRounds:
     def _passes(self, plan: RoundPlan, times: tuple[Any, Any, Any], verified: Any) -> Passes:
         """The passes of a plan; `times`: of the target's, which reads `verified` tokens of a
         sequence, the first and each later one."""
-        drafter, first = self.drafter, plan.first
+        drafter, first, layers = self.drafter, plan.first, self.target.num_hidden_layers
         scatters = self.latency.facts.scattered_head and drafter.has_layers
         reduces, launched = (first.all_reduces(), plan.launched) if first is not None else (0, 1)
-        counts = (launched, self.workload.batch_size, plan.layers)
+        counts = (launched, self.workload.batch_size, plan.layers, layers, reduces)
         scattered = scatters and drafter.architecture.trimmed
-        layers = self.target.num_hidden_layers
-        how = {"scattered": scattered, "verified": verified}
-        return Passes(*times, *counts, layers, reduces, **how)
+        return Passes(*times, *counts, scattered=scattered, verified=verified)
 
     def _drafting(
         self, rows: RoundRows, plan: RoundPlan, verify: Estimate, share: float = 1.0

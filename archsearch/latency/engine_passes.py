@@ -175,14 +175,11 @@ class EnginePasses:
         late = mlp_params(arch) if self.facts.gguf else 0
         # and reads the cache for every token and query head (`ggml_flash_attn_ext` on a CPU)
         times = part.tokens * arch.q_size / arch.kv_size if self.facts.gguf else 1.0
-        return self._vector(
-            arch.num_hidden_layers,
-            (body * width, head * width),
-            (2.0 * (body * rows - late * (rows - heads)), 2.0 * head * heads),
-            times * kv_cache_bytes(arch, part.context + part.tokens, width, part.batch),
-            rows,
-            1.0 if cold else cache.cold_share((body + head) * width),
-        )
+        bytes_ = (body * width, head * width)
+        flops = (2.0 * (body * rows - late * (rows - heads)), 2.0 * head * heads)
+        cached = times * kv_cache_bytes(arch, part.context + part.tokens, width, part.batch)
+        share = 1.0 if cold else cache.cold_share((body + head) * width)
+        return self._vector(arch.num_hidden_layers, bytes_, flops, cached, rows, share)
 
     # --- answers
 
@@ -239,10 +236,9 @@ class EnginePasses:
         bytes_ = (self.dtype_bytes * weights[0], self.dtype_bytes * weights[1])
         flops = sum(n * op.flops() for op, n in body), sum(n * op.flops() for op, n in head)
         rows = max((op.m for op, _ in body or head), default=0)
+        attention = [(op, n) for op, n in ops.in_layers.items() if isinstance(op, Attention)]
         cached = sum(
-            n * (op.flops() / 2 if self.facts.gguf else op.kv_elements())
-            for op, n in ops.in_layers.items()
-            if isinstance(op, Attention)
+            n * (op.flops() / 2 if self.facts.gguf else op.kv_elements()) for op, n in attention
         )
         share = 1.0 if cold else self.cache_.cold_share(max(sum(bytes_), 1))
         features = self._vector(
@@ -296,7 +292,6 @@ def several_tokens(arch: Architecture | ShapeGrid, part: Part) -> tuple[float, f
 
 
 def _inputs(arch: Architecture) -> list[float]:
-    """What of a pass is its shape's, as the process sees it."""
     return [*inputs_of(arch), np.log(pass_parameters(arch))]
 
 

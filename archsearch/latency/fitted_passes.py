@@ -169,7 +169,6 @@ class FittedPasses:
         return one
 
     def _device_s(self, arch: Architecture, part: Part, cold: bool) -> Estimate:
-        """A pass as the rows were measured."""
         mean, std = self._residual.predict(np.array([*self._inputs(arch), *place_of(part, cold)]))
         features = self._features(arch, part, cold, self.cache_)
         value = linear(self.coefficients_, features) * math.exp(mean)

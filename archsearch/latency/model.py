@@ -42,13 +42,7 @@ from archsearch.estimate import Array, Estimate, Numbers
 from archsearch.hardware.device import Device
 from archsearch.latency.added import AddedFit, fit_overheads
 from archsearch.latency.attention import serving_attention
-from archsearch.latency.composed import (
-    ComposedPass,
-    all_reduce_wait,
-    composable,
-    pace,
-    sync_waits,
-)
+from archsearch.latency.composed import ComposedPass, all_reduce_wait, composable, pace, sync_waits
 from archsearch.latency.constants import constants
 from archsearch.latency.draft_passes import DraftPasses
 from archsearch.latency.engine_passes import (
@@ -160,11 +154,8 @@ class LatencyModel(FittedPasses, DraftPasses):
         where passes are composed of kernels; `pass_s` then answers from memory."""
         if self.composed_ is None:
             return
-        new = {
-            key: self.composed_.pass_ops(key[0], [key[1]], key[2])
-            for key in wanted
-            if (*key, False) not in self._passes
-        }
+        missing = (key for key in wanted if (*key, False) not in self._passes)
+        new = {key: self.composed_.pass_ops(key[0], [key[1]], key[2]) for key in missing}
         self.composed_.prepare(new.values())
         for (arch, part, ranks), ops in new.items():
             found = self.composed_.ops_s(ops)
@@ -435,15 +426,11 @@ class LatencyModel(FittedPasses, DraftPasses):
     def summary(self) -> dict[str, object]:
         """What was learnt, for reports: `pass` is `fitted` (to whole passes: coefficients, cache,
         leave-one-out errors) or `composed` (of kernels and stated constants)."""
-        known: dict[str, object] = {
-            "dtype": self.dtype,
-            "mode": self.mode,
-            "rows": self.rows_,
-            "pass": "composed" if self.composed_ else "fitted",
-            "engines": {
-                f"{name} (vocabulary {size})": costs.to_dict()
-                for (name, size), costs in self.added_.items()
-            },
+        known: dict[str, object] = {"dtype": self.dtype, "mode": self.mode, "rows": self.rows_}
+        known["pass"] = "composed" if self.composed_ else "fitted"
+        known["engines"] = {
+            f"{name} (vocabulary {size})": costs.to_dict()
+            for (name, size), costs in self.added_.items()
         }
         if self.round_fit_ is not None:
             known["rounds"] = self.round_fit_.to_dict()

@@ -375,11 +375,9 @@ class OpModel:
             missing.append("elementwise")
         if not missing:
             return
-        mend = (
-            "import tables that hold them or measure with archsearch profile"
-            if self._gpu
-            else "run archsearch profile longer (--budget 5m)"
-        )
+        mend = "run archsearch profile longer (--budget 5m)"
+        if self._gpu:
+            mend = "import tables that hold them or measure with archsearch profile"
         raise MissingDataError(
             f"the profile has too few {', '.join(missing)} rows for {self.dtype} in {self.mode}"
             f" mode; {mend} or pass another --dtype"

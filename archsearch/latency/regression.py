@@ -119,9 +119,8 @@ class Residual:
         from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
         width = inputs.shape[1]
-        kernel = ConstantKernel(0.04, (1e-4, 1.0)) * RBF(
-            np.ones(width), [bounds] * width
-        ) + WhiteKernel(0.002, (min_noise**2, 0.2))
+        shape = ConstantKernel(0.04, (1e-4, 1.0)) * RBF(np.ones(width), [bounds] * width)
+        kernel = shape + WhiteKernel(0.002, (min_noise**2, 0.2))
         with warnings.catch_warnings():
             # a length scale at its bound means: this input does not matter
             warnings.simplefilter("ignore", ConvergenceWarning)

@@ -146,7 +146,6 @@ class _Problem:
         return rounds, dict(zip(self.models, found[count + 1 :], strict=True))
 
     def predicted(self, scaled: Array) -> Array:
-        """Seconds of every row."""
         rounds, factors = self.unpack(scaled, 0.0 * scaled)
         rounds = replace(rounds, costs=rounds.costs.certain())
         found = []

@@ -60,7 +60,6 @@ class CarriedOps:
         self.relative = Device.from_dict(measured.profile.device)
 
     def prepare(self, ops: Iterable[Op], cold: bool) -> None:
-        """Price many ops at once."""
         self.measured.prepare(ops, cold)
 
     def op_s(self, op: Op, cold: bool) -> Answer:
@@ -92,7 +91,6 @@ class CarriedOps:
 
 
 def _memory_s(device: Device, op: Op, dtype: str) -> float:
-    """Seconds that memory needs for an op at its best."""
     width = DTYPE_BYTES[dtype]
     if isinstance(op, Gemm) and op.format:
         width = max(width, 2)  # counted in numbers of 16 bits

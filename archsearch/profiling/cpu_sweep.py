@@ -119,10 +119,10 @@ def plan(
     ]
     limit = min(FORWARD_MODEL_LIMIT_BYTES, memory_bytes / 2)
     whole = [
-        Point("forward", "warm", arch=arch, batch=batch, tokens=tokens, context=context)
+        Point("forward", "warm", None, arch, batch, *case)
         for arch in targets
         if 2 * weight_bytes_per_pass(arch, DTYPE_BYTES[dtype]) < limit
-        for tokens, context in WHOLE_PASSES
+        for case in WHOLE_PASSES
     ]
     small = _elementwise(drafts, targets, batch)
     # A draft and the target may share a GEMM: planned once.
@@ -218,8 +218,8 @@ def check_points(
     if 2 * weight_bytes_per_pass(target, DTYPE_BYTES[dtype]) < min(limit, memory_bytes / 2):
         pairs = [(tokens, context) for tokens in range(2, 10) for context in contexts]
         points += [
-            Point("forward", "warm", arch=target, tokens=tokens, context=context)
-            for tokens, context in rng.sample(pairs, min(max(4, count // 2), len(pairs)))
+            Point("forward", "warm", None, target, 1, *case)
+            for case in rng.sample(pairs, min(max(4, count // 2), len(pairs)))
         ]
     return points
 

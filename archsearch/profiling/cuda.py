@@ -114,7 +114,6 @@ class CudaRunner:
         return self._start.elapsed_time(self._end) / 1e3
 
     def release(self) -> None:
-        """Give back memory that is reserved and unused."""
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -314,10 +313,9 @@ def cuda_problem() -> str | None:
 def supported_dtypes(device: Device, mode: str) -> list[str]:
     """The dtypes that can be measured on `device`, best first; float8_e4m3fn means GEMMs in graph
     mode only."""
-    found = [dtype for dtype in ("bfloat16", "float16", FP8) if dtype in device.flops_per_s]
-    capability = tuple(int(part) for part in (device.compute_capability or "0.0").split("."))
-    eights = mode == "graph" and capability >= (8, 9)
-    return [dtype for dtype in found if dtype != FP8 or eights]
+    capability = tuple(map(int, (device.compute_capability or "0.0").split(".")))
+    eights = (FP8,) if mode == "graph" and capability >= (8, 9) else ()
+    return [dtype for dtype in ("bfloat16", "float16", *eights) if dtype in device.flops_per_s]
 
 
 def check_cuda(device: Device) -> None:

@@ -205,7 +205,6 @@ def _whole_points(
     room: Room,
     rng: random.Random,
 ) -> list[Point]:
-    """The wholes of `needs`; `how`: dtype and mode."""
     (dtype, mode), batches, contexts = how, asked.batches, asked.contexts
     usable = [arch for arch in drafts if mode == "eager" or lean_supported(arch)]
     # Points of one model together: building it costs more than timing it.
@@ -225,16 +224,12 @@ def _whole_points(
         size, limit = DTYPE_BYTES[dtype], min(GPU_MODEL_LIMIT_BYTES, 0.4 * room.memory_bytes)
         layer = target.replace(num_hidden_layers=1, draft_vocab_size=1)
         if 3 * weight_bytes_per_pass(layer, size) < limit:
-            extra += [
-                [stack_point(target, dtype, STACK, batches[0], tokens, contexts[1 % len(contexts)])]
-                for tokens in (1, 5, 9, 17)
-            ]
+            context = contexts[1 % len(contexts)]
+            for tokens in (1, 5, 9, 17):
+                extra.append([stack_point(target, dtype, STACK, batches[0], tokens, context)])
         if weight_bytes_per_pass(target, size) < limit:
             cases = zip([*batches] * 3, (1, 5, 9, 3, 1, 5, 17, 7, 2), short * 9, strict=False)
-            passes = [
-                Point("forward", "warm", arch=target, batch=batch, tokens=tokens, context=context)
-                for batch, tokens, context in cases
-            ]
+            passes = [Point("forward", "warm", None, target, *case) for case in cases]
             extra[:0] = [passes[start : start + 3] for start in range(0, len(passes), 3)]
     return [point for group in interleaved(groups, extra) for point in group]
 
@@ -399,17 +394,14 @@ def adaptive_sweep(
         measure(_mixed(open_points(seed_points(ops)), wholes[:third]), "first points")
         wholes = wholes[third:]
         while not spent():
-            left = open_points(
-                point_of(need) for need in ops if not isinstance(need[0], Elementwise)
-            )
+            rough = (need for need in ops if not isinstance(need[0], Elementwise))
+            left = open_points(map(point_of, rough))
             open_ops = [(point.op, point.cache == "cold") for point in left if point.op]
             size = max(BATCH, int(BATCH_GROWTH * len(bench.profile.rows)))
             try:
                 model = fit(bench.profile, dtype, bench.mode)
             except MissingDataError:
-                picked = spread(
-                    open_ops, lambda need: [*op_features(need[0]), *[0.0] * 5][:5], size
-                )
+                picked = spread(open_ops, lambda need: (op_features(need[0]) + [0.0] * 5)[:5], size)
             else:
                 for cold in (True, False):
                     model.prepare([op for op, state in ops if state == cold], cold)

@@ -155,7 +155,6 @@ class Bench:
         self.flush: kernels.Run = layers.cache_flusher(cold_bytes, device)
 
     def new_timer(self, dtype: str) -> Timer:
-        """What times callables in a dtype."""
         raise NotImplementedError
 
     def prepare(self, point: Point, dtype: str, model_cache: Models) -> Prepared:
@@ -202,7 +201,6 @@ class Bench:
 
     @property
     def slowdowns(self) -> list[float]:
-        """Every slowdown seen so far, over all dtypes."""
         return [slowdown for timer in self._timers.values() for slowdown in timer.slowdowns]
 
     def pool(self, dtype: str) -> WeightPool:
@@ -285,9 +283,6 @@ def out_of_memory(error: BaseException) -> BaseException | None:
 def unmeasured(bench: Bench, points: Iterable[Point], dtype: str) -> list[Point]:
     """The points without a row that can be used: none, one that something disturbed, or one of a
     device that throttled."""
-    known = {
-        key
-        for key, row in bench.profile.rows.items()
-        if not row.grossly_noisy and not row.throttled
-    }
+    rows = bench.profile.rows.items()
+    known = {key for key, row in rows if not row.grossly_noisy and not row.throttled}
     return [point for point in points if row_key(point, dtype, bench.mode) not in known]

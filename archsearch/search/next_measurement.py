@@ -107,12 +107,8 @@ class Belief:
         self.shared = np.array([decode - rho * verify, -math.sqrt(1.0 - rho**2) * verify, -added])
         kinds = [score.proposer.acceptance for score in self.scores]
         alike = np.array([[float(a == b) for b in kinds] for a in kinds])
-        self.covariance = (
-            self.slopes[:, None] * self.logits * self.slopes[None, :]
-            + self.times
-            + np.outer(drift, drift) * alike
-            + np.diag(share**2)
-        )
+        learnt = self.slopes[:, None] * self.logits * self.slopes
+        self.covariance = learnt + self.times + np.outer(drift, drift) * alike + np.diag(share**2)
 
     @property
     def lead(self) -> int:
@@ -199,14 +195,10 @@ def _parts(known: FamilyAcceptance, score: Score) -> tuple[float, ...]:
 
     slope, by_drift = moved(max(alpha * (1.0 - alpha), 0.0), 0.0), moved(0.0, drift.std)
     by_alpha = slope * speculation.logit_std(score.alpha)
-    share = (
-        0.0
-        if known.share is None
-        else math.sqrt(max(score.tau.relative_std**2 - by_alpha**2 - by_drift**2, 0.0))
-    )
-    round_s = score.round_s or Estimate(
-        score.tpot_s.value * score.tau.value, 0.0, score.tpot_s.source
-    )
+    left = max(score.tau.relative_std**2 - by_alpha**2 - by_drift**2, 0.0)
+    share = 0.0 if known.share is None else math.sqrt(left)
+    by_token = score.tpot_s.value * score.tau.value
+    round_s = score.round_s or Estimate(by_token, 0.0, score.tpot_s.source)
     verify, draft = score.verify_s.std / round_s.value, score.draft_s.std / round_s.value
     added = math.sqrt(max(round_s.relative_std**2 - verify**2 - draft**2, 0.0))
     return slope, by_drift, share, score.decode_s.relative_std, verify, draft, added
@@ -227,10 +219,8 @@ def logit_covariance(acceptance: AcceptanceEstimator, drafters: Sequence[Asked])
     known = all(drafter.acceptance in IN_TABLE for drafter, _ in drafters)
     if isinstance(acceptance, PriorAcceptance) and known:
         return acceptance.joint([table_row(*each) for each in drafters])
-    alphas = [
-        acceptance_of(each, acceptance, context).acceptance.alpha for each, context in drafters
-    ]
-    own = np.array([speculation.logit_std(alpha) ** 2 for alpha in alphas])
+    found = (acceptance_of(each, acceptance, context) for each, context in drafters)
+    own = np.array([speculation.logit_std(each.acceptance.alpha) ** 2 for each in found])
     gaps = np.array(
         [[gap_std(a, b, acceptance) ** 2 if a != b else 0.0 for b in drafters] for a in drafters]
     )

@@ -85,7 +85,6 @@ class MixScore:
 
     @property
     def gain(self) -> float:
-        """With the draft over without; larger is better."""
         return gain_of(self.objective, self.value, self.plain)
 
 
@@ -466,6 +465,7 @@ class Scorer:
                 best_gain, gamma, best = found, each, time
         assert best is not None
         tau, round_s = tau_of(gamma), best.round_s
+        drafting = self._drafting(round_s, drafter)
         gain = speculation.speedup_estimate(
             tau, self.decode_s, round_s, best.verify_s, self.target_correlation
         )
@@ -484,9 +484,7 @@ class Scorer:
             speedup=gain,
             tpot_s=speculation.tpot_estimate(tau, round_s),
             kv_bytes_per_token=drafter.kv_bytes_per_token(self.workload.cache_bytes),
-            break_even_alpha=speculation.break_even_estimate(
-                gamma, self.decode_s, self._drafting(round_s, drafter)
-            ),
+            break_even_alpha=speculation.break_even_estimate(gamma, self.decode_s, drafting),
             round_s=round_s,
             host_s=best.host_s,
             bound=best.bound,

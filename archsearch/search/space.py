@@ -185,7 +185,10 @@ class SearchSpace:
 
     def size(self, target: Architecture) -> int:
         """Combinations of choices, valid or not: an upper bound on the shapes."""
-        return math.prod(len(dimension.choices) for dimension in self.dimensions(target))
+        return math.prod(self._lengths(target))
+
+    def _lengths(self, target: Architecture) -> list[int]:
+        return [len(dimension.choices) for dimension in self.dimensions(target)]
 
     def build(self, indices: tuple[int, ...], target: Architecture) -> Draft | InvalidShapeError:
         """What one choice per dimension makes (indices in the order of `dimensions`): the shape of
@@ -213,22 +216,18 @@ class SearchSpace:
             return InvalidShapeError(f"rotary embeddings need an even head_dim, not {head_dim}")
         low, high = dict(self.constraints).get("attention_width", (0.0, math.inf))
         if not low <= heads * head_dim / hidden <= high:
-            return InvalidShapeError(
-                f"attention of {heads} x {head_dim} is outside {low} to {high} times hidden_size"
-                f" {hidden}"
-            )
+            words = f"is outside {low} to {high} times hidden_size {hidden}"
+            return InvalidShapeError(f"attention of {heads} x {head_dim} {words}")
         rows = int(picked["draft_vocab_size"])
         trimmed = rows < target.vocab_size
         pattern = (text := str(picked["window"])).rstrip("0123456789")
         window = int(text.removeprefix(pattern)) if text != pattern else None
         if window is not None and self.longest is not None and window >= self.longest:
             pattern, window = "L", None
-        multiple = self.ffn_multiple
+        multiple, ffn = self.ffn_multiple, float(picked["ffn_ratio"]) * hidden
         shape = Architecture(
             hidden_size=hidden,
-            intermediate_size=max(
-                multiple, round(float(picked["ffn_ratio"]) * hidden / multiple) * multiple
-            ),
+            intermediate_size=max(multiple, round(ffn / multiple) * multiple),
             num_hidden_layers=int(picked["num_hidden_layers"]),
             num_attention_heads=heads,
             num_key_value_heads=kv_heads,
@@ -249,13 +248,13 @@ class SearchSpace:
 
     def combinations(self, target: Architecture) -> Iterator[Indices]:
         """One choice per dimension, every combination in the order of the file."""
-        return itertools.product(*(range(len(each.choices)) for each in self.dimensions(target)))
+        return itertools.product(*map(range, self._lengths(target)))
 
     def random_combinations(
         self, target: Architecture, rng: random.Random, count: int
     ) -> Iterator[Indices]:
         """What `count` random draws bring, each once: a small space is soon drawn."""
-        lengths = [len(dimension.choices) for dimension in self.dimensions(target)]
+        lengths = self._lengths(target)
         seen: set[Indices] = set()
         size = math.prod(lengths)
         for _ in range(count):

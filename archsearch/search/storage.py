@@ -266,7 +266,6 @@ def open_study(
 
 
 def _state(acceptance: AcceptanceEstimator) -> str:
-    """An estimator's kind and what it has learnt."""
     kind = type(acceptance).__name__
     to_dict = getattr(acceptance, "to_dict", None)
     if to_dict is not None:

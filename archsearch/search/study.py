@@ -187,7 +187,6 @@ def _study(
     about: Mapping[str, object],
     goals: Sequence[str],
 ) -> Study:
-    """The study of a search: in its storage, else in memory."""
     import optuna
 
     signs: list[Direction] = ["maximize" if GOALS[name].more else "minimize" for name in goals]

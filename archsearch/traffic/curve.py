@@ -69,9 +69,10 @@ def speedup_when_off(scorer: Scorer, draft: Draft) -> Estimate:
     """Speed-up of serving with the draft loaded and gamma 0: 1, or less where the engine runs the
     draft all the same."""
     decode, idle = scorer.decode_s, scorer.latency.idle_s(scorer.target, draft, scorer.workload)
-    value = decode.value / (decode.value + idle.value)
+    both = decode.value + idle.value
+    value = decode.value / both
     # An error of the idle pass d moves the ratio by d / (decode + idle), relative to it.
-    std = value * idle.std / (decode.value + idle.value)
+    std = value * idle.std / both
     return Estimate(value, std, weakest_source(decode.source, idle.source))
 
 

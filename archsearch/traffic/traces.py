@@ -163,12 +163,12 @@ class Trace:
     @property
     def prompt(self) -> Lengths:
         """Lengths of the prompts, tokens."""
-        return _binned([request.prompt_tokens for request in self.requests], "prompts of the trace")
+        return _binned([each.prompt_tokens for each in self.requests], "prompts of the trace")
 
     @property
     def output(self) -> Lengths:
         """Lengths of the answers, tokens."""
-        return _binned([request.output_tokens for request in self.requests], "answers of the trace")
+        return _binned([each.output_tokens for each in self.requests], "answers of the trace")
 
 
 def read_trace(path: Path) -> Trace:
@@ -212,11 +212,8 @@ def _vllm(data: Mapping[str, object], path: Path) -> tuple[list[tuple[float, flo
     if not starts:
         (duration,) = _numbers({"duration": [data.get("duration", 0.0)]}, "duration", path)
         if not 0 < duration < math.inf:
-            raise _bad(
-                path,
-                " does not say when requests arrived: it has neither start_times"
-                " nor a duration (seconds)",
-            )
+            words = "it has neither start_times nor a duration (seconds)"
+            raise _bad(path, f" does not say when requests arrived: {words}")
         starts = [duration * i / max(len(prompts), 1) for i in range(len(prompts))]
         note = (
             f"{path.name} does not say when requests arrived: spread evenly over its {duration:g} s"
@@ -289,11 +286,8 @@ def _checked(read: list[tuple[float, float, float]], path: Path, note: str) -> T
                 " be numbers",
             )
         if arrival < before:
-            raise _bad(
-                path,
-                f" is out of order: request {count} arrived at {arrival:g} s, the"
-                f" one before it at {before:g} s; sort it by arrival",
-            )
+            words = f"request {count} arrived at {arrival:g} s, the one before it at {before:g} s"
+            raise _bad(path, f" is out of order: {words}; sort it by arrival")
         requests.append(Request(arrival - began, int(prompt), int(output)))
         before = arrival
     if requests[-1].arrival_s <= 0:
@@ -310,6 +304,4 @@ def _binned(values: list[int], what: str) -> Lengths:
         return Lengths.of(ordered, what=what)
     edges = [round(i * len(ordered) / BINS) for i in range(BINS + 1)]
     parts = [ordered[start:end] for start, end in pairwise(edges)]
-    return Lengths.of(
-        [sum(part) / len(part) for part in parts], [len(part) for part in parts], what
-    )
+    return Lengths.of([sum(part) / len(part) for part in parts], [*map(len, parts)], what)
