@@ -43,7 +43,7 @@ def fits(model: OpModel, kinds: Iterable[str]) -> dict[str, dict[str, object]]:
     rows."""
     for kind in model._unfitted.intersection(kinds):
         model._unfitted.discard(kind)
-        model._fit_tables(kind, model._like)
+        model._fit_tables(kind)
     tables = model._tables.values()
     return {table.digest: to_dict(table.coefficients, table.residual) for table in tables}
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from archsearch.acceptance.lookup import Finds
 from archsearch.acceptance.measured import Resampled, Trace, resampled_ratio
-from archsearch.acceptance.replay import walked
+from archsearch.acceptance.replay import ahead, at_least, walked
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 
@@ -46,10 +46,8 @@ class ChainRule:
                 f"and {self.gamma} drafted"
             )
         if not 0.0 <= self.least < 1.0:
-            raise ArchsearchError(
-                "the probability below which a draft stops lies between 0 and 1, got"
-                f" {self.least:g}"
-            )
+            words = "the probability below which a draft stops lies between 0 and 1"
+            raise ArchsearchError(f"{words}, got {self.least:g}")
 
     @property
     def longest(self) -> int:
@@ -128,17 +126,17 @@ def replay_chain(
         room = None if limit is None else limit - first
         starts, lengths = walked(rows[first:], longest, ended=trace.ends(index), limit=room)
         outcomes = starts[:, None] * lengths
-        rounds = outcomes.sum(axis=1)
+        of_start = outcomes.sum(axis=1)
         mine, sizes = by_lookup[first:][: len(starts)], drafted[first:][: len(starts)]
         unseen += float(outcomes[mine].sum(axis=0) @ written)
         accepted += outcomes.sum(axis=0)
         by_text[index] = (
             outcomes.sum(axis=0) @ written,
-            *np.bincount(sizes[mine], rounds[mine], rule.found + 1),
-            *np.bincount(sizes[~mine], rounds[~mine], rule.gamma + 1),
+            *np.bincount(sizes[mine], of_start[mine], rule.found + 1),
+            *np.bincount(sizes[~mine], of_start[~mine], rule.gamma + 1),
         )
-    rounds_in_all = float(accepted.sum())
-    if rounds_in_all <= 0:
+    rounds = float(accepted.sum())
+    if rounds <= 0:
         raise ArchsearchError(
             f"no text is long enough for a whole round of {longest} tokens; measure on more or"
             " longer text"
@@ -146,16 +144,10 @@ def replay_chain(
     totals = np.stack([by_text[:, 0], by_text[:, 1:].sum(axis=1)], axis=1)
     tau = resampled_ratio(totals, fallback_std=1.0)
     by_find, by_draft = np.split(by_text[:, 1:].sum(axis=0), [rule.found + 1])
-    return ChainReplay(
-        rule,
-        rounds_in_all,
-        tuple(by_find.tolist()),
-        tuple(by_draft.tolist()),
-        unseen / by_draft.sum() if by_draft.any() else 0.0,
-        tuple(float(accepted[k:].sum() / rounds_in_all) for k in range(1, longest + 1)),
-        tau.estimate(),
-        by_text,
-    )
+    both = tuple(by_find.tolist()), tuple(by_draft.tolist())
+    unread = unseen / by_draft.sum() if by_draft.any() else 0.0
+    by_position = at_least(accepted)
+    return ChainReplay(rule, rounds, *both, unread, by_position, tau.estimate(), by_text)
 
 
 def _draft_rows(
@@ -164,12 +156,11 @@ def _draft_rows(
     """([tokens, rule.longest] the chance of each draft token of a round of the draft from there,
     [tokens] how many it drafts)."""
     gamma, tokens = rule.gamma, len(chances)
-    windows = np.lib.stride_tricks.sliding_window_view
     rows = np.zeros((tokens, rule.longest))
-    rows[:, :gamma] = windows(np.concatenate([chances, np.zeros(gamma)]), gamma)[:tokens]
+    rows[:, :gamma] = ahead(chances, gamma)
     if sure is None:
         return rows, np.full(tokens, gamma)
-    unsure = windows(np.concatenate([sure < rule.least, np.zeros(gamma, bool)]), gamma)[:tokens]
+    unsure = ahead(sure < rule.least, gamma)
     before = np.where(unsure.any(axis=1), unsure.argmax(axis=1) + rule.with_last, gamma)
     drafted = np.minimum(before, gamma)
     rows[np.arange(rule.longest) >= drafted[:, None]] = 0.0

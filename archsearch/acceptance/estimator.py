@@ -20,17 +20,8 @@ from archsearch.needs import TrainingBudget
 
 # Which text acceptance is for. `narrow`: one kind of task, the draft distilled on it; `mixed`:
 # chat, code and documents together. `editing`: code that is rewritten, most of it copied.
-DOMAINS: Final = (
-    "chat",
-    "code",
-    "editing",
-    "math",
-    "qa",
-    "summarisation",
-    "translation",
-    "completion",
-    "mixed",
-    "narrow",
+DOMAINS: Final = tuple(
+    "chat code editing math qa summarisation translation completion mixed narrow".split()
 )
 # How a draft came to know what the target writes: `target` made for it (distilled on its text, or
 # reading its hidden states); `shared` through the target's own training (same vendor, same data);
@@ -49,8 +40,7 @@ class VocabularyCoverage:
     points: tuple[tuple[int, float], ...]
 
     def __post_init__(self) -> None:
-        rows = [point[0] for point in self.points]
-        shares = [point[1] for point in self.points]
+        rows, shares = ([point[i] for point in self.points] for i in (0, 1))
         rising = bool(rows) and rows == sorted(set(rows)) and shares == sorted(shares)
         if not rising or rows[0] < 1 or shares[0] < 0 or shares[-1] > 1:
             raise ArchsearchError(
@@ -131,18 +121,15 @@ class AcceptanceEstimator(Protocol):
 
     def fit(self, observations: Sequence[AcceptanceObservation]) -> Self:
         """Learn from measured drafts; calling it again starts afresh."""
-        ...
 
     def predict(self, architecture: Architecture, context: AcceptanceContext) -> Acceptance:
         """alpha with its absolute std."""
-        ...
 
     def difference_std(
         self, first: Architecture, second: Architecture, context: AcceptanceContext
     ) -> float:
         """Std of logit(alpha of first) - logit(alpha of second): what ranks; errors that both share
         cancel."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -141,19 +141,16 @@ class FamilyAcceptance:
         """tau over all rounds from that of rounds that draft."""
         if self.share is None:
             return tau
-        more, share = tau.value - 1.0, self.share
-        value = 1.0 + share.value * more
-        std = math.hypot(share.value * tau.std, more * share.std)
-        found = Estimate(value, std, tau.source)
+        more, share = tau.value - 1.0, self.share.value
+        value, unsure = 1.0 + share * more, self.share.std
+        found = Estimate(value, math.hypot(share * tau.std, more * unsure), tau.source)
         if tau.low is None or tau.high is None:
             return found
-        ends = ((tau.low, -1.0), (tau.high, 1.0))
-        low, high = (
-            value
-            + side * math.hypot(share.value * (end - tau.value), QUANTILE_95 * more * share.std)
-            for end, side in ends
+        down, up = (
+            math.hypot(share * (end - tau.value), QUANTILE_95 * more * unsure)
+            for end in (tau.low, tau.high)
         )
-        return found.between((max(1.0, low), high))
+        return found.between((max(1.0, value - down), value + up))
 
 
 def acceptance_of(
@@ -218,11 +215,10 @@ def _predicted(
 
 def _decades(drafter: Drafter, context: AcceptanceContext) -> float:
     """log10 of a head's body over that of the usual head of its family for the target."""
-    if context.target is None or not drafter.body_parameters():
+    body = drafter.body_parameters()
+    if context.target is None or not body:
         return 0.0
-    return math.log10(
-        drafter.body_parameters() / type(drafter).usual(context.target).body_parameters()
-    )
+    return math.log10(body / type(drafter).usual(context.target).body_parameters())
 
 
 def context_for(drafter: Drafter, context: AcceptanceContext) -> AcceptanceContext:
@@ -230,7 +226,7 @@ def context_for(drafter: Drafter, context: AcceptanceContext) -> AcceptanceConte
     the tokens that the budget buys for it. What comes with its target (MTP) accepts as published
     ones do, whatever the budget."""
     kind = {"parallel_head": "eagle3"}.get(drafter.acceptance, drafter.acceptance)
-    if kind == "independent" or kind in _OWN or kind == "parallel_draft":
+    if kind in ("independent", "parallel_draft", *_OWN):
         return context
     if kind == "mtp":
         return replace(context, drafter=kind, training="target", trained_tokens=None, budget=None)
@@ -300,24 +296,18 @@ def _drafting_in(found: FamilyAcceptance, tau: float, gamma: int) -> FamilyAccep
             Acceptance(Estimate(alpha_from_tau(tau, gamma), 0.0, "given")),
             Estimate(1.0, 0.0, "given"),
         )
-    alpha = replace(found.acceptance.alpha, std=0.0, source="given")
-    drift = replace(found.acceptance.drift, std=0.0, source="given")
-    return FamilyAcceptance(Acceptance(alpha, drift), Estimate(share, 0.0, "given"))
+    known = found.acceptance.alpha, found.acceptance.drift
+    sure = Acceptance(*(replace(each, std=0.0, source="given") for each in known))
+    return FamilyAcceptance(sure, Estimate(share, 0.0, "given"))
 
 
 def _exit(drafter: Drafter, context: AcceptanceContext) -> FamilyAcceptance:
-    target = context.target
-    whole = (
-        target.num_hidden_layers
-        if target is not None
-        else 2 * drafter.architecture.num_hidden_layers
-    )
-    share = drafter.architecture.num_hidden_layers / whole
+    layers = drafter.architecture.num_hidden_layers
+    share = layers / (context.target.num_hidden_layers if context.target else 2 * layers)
     (low, high), (first, last) = EXIT_LEVEL, EXIT_SHARES
     level = low + (high - low) * (share - first) / (last - first)
-    return FamilyAcceptance(
-        Acceptance(alpha_estimate(level, EXIT_STD, "prior"), Estimate(0.0, 0.05, "prior"))
-    )
+    alpha = alpha_estimate(level, EXIT_STD, "prior")
+    return FamilyAcceptance(Acceptance(alpha, Estimate(0.0, 0.05, "prior")))
 
 
 _OWN: Final[Mapping[str, Callable[[Drafter, AcceptanceContext], FamilyAcceptance]]] = {

@@ -86,9 +86,7 @@ def known_drafts(
         shape = _same_target(name, target) if isinstance(name, str) else None
         if shape is not None and drafts:
             found.extend(_drafts_of(run, arguments, drafts, shape, asked))
-    for path in sorted(
-        path for root in roots for path in root.glob("*.json") if not path.name.startswith(".")
-    ):
+    for path in sorted(path for root in roots for path in root.glob("[!.]*.json")):
         file = load_or_note(path, "measured acceptance", _AlphaFile, [])
         shape = None if file is None else _same_target(file.target, target)
         if file is None or shape is None:
@@ -118,13 +116,8 @@ class _AlphaFile:
     prompts_file: str | None = None
 
     def observation(self, target: Architecture) -> AcceptanceObservation:
-        context = AcceptanceContext(
-            target,
-            self.temperature,
-            domain=self.domain,
-            training=self.training,
-            trained_tokens=self.trained_tokens,
-        )
+        how = {name: getattr(self, name) for name in ("domain", "training", "trained_tokens")}
+        context = AcceptanceContext(target, self.temperature, **how)
         alpha = Estimate(self.alpha.value, self.alpha.std, "measured")
         return AcceptanceObservation(self.architecture, alpha, context)
 
@@ -160,11 +153,10 @@ def _drafts_of(
     found: dict[Architecture, KnownDraft] = {}
     for draft in drafts:
         try:
-            observation = AcceptanceObservation(
-                draft.architecture, draft.alpha, _context(arguments, target, draft)
-            )
-            known = _on_text(observation, run, sketch, asked)
-        except (ArchsearchError, TypeError, ValueError):
+            context = _context(arguments, target, draft)
+            seen = AcceptanceObservation(draft.architecture, draft.alpha, context)
+            known = _on_text(seen, run, sketch, asked)
+        except (TypeError, ValueError):
             continue  # asked with values that another version knew
         found.setdefault(draft.architecture, known)
     return list(found.values())
@@ -293,16 +285,11 @@ def earlier(
         prior = PriorAcceptance().about(target).fit([draft.observation for draft in drafts])
         return prior.predict(shape, context).alpha
 
-    texts = [
-        EarlierText(
-            tuple(dict.fromkeys(draft.run.name for draft in drafts)),
-            len(drafts),
-            drafts[0].match,
-            drafts[0].observation.likeness,
-            alpha(drafts),
-        )
-        for drafts in by_text.values()
-    ]
+    texts = []
+    for drafts in by_text.values():
+        names, first = tuple(dict.fromkeys(draft.run.name for draft in drafts)), drafts[0]
+        alike = first.observation.likeness
+        texts.append(EarlierText(names, len(drafts), first.match, alike, alpha(drafts)))
     texts.sort(key=lambda text: (-text.likeness, text.match == "unknown", text.runs))
     return Earlier(shape.num_hidden_layers, alpha([]), alpha(known), tuple(texts))
 
@@ -348,7 +335,7 @@ def read_run(run: Path) -> tuple[Mapping[str, object], list[DraftFact]]:
         for path in sorted(run.glob(pattern)):
             try:
                 drafts.append(read(path.parent))
-            except (ArchsearchError, KeyError, TypeError, ValueError, AttributeError, OSError) as e:
+            except (KeyError, TypeError, ValueError, AttributeError, OSError) as e:
                 name = path.parent.relative_to(run).as_posix()
                 broken.append(f"{name} ({Misfit.at('', e)})")
     for words in broken:
@@ -359,10 +346,9 @@ def read_run(run: Path) -> tuple[Mapping[str, object], list[DraftFact]]:
 def _fact(
     arch: Architecture, alpha: Estimate, training: Mapping[str, Any], *, greedy: bool
 ) -> DraftFact:
-    share = training.get("vocabulary_coverage")
+    share, tokens = (training.get(name) for name in ("vocabulary_coverage", "tokens"))
     coverage = min(float(share), 1.0) if arch.trimmed and share is not None else None
-    tokens = float(training["tokens"]) if training.get("tokens") else None
-    return DraftFact(arch, alpha, greedy, tokens, coverage)
+    return DraftFact(arch, alpha, greedy, float(tokens) if tokens else None, coverage)
 
 
 def _finalist(folder: Path) -> DraftFact:

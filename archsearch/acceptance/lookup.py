@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from archsearch.acceptance.measured import Resampled, resampled_ratio
-from archsearch.acceptance.replay import walked
+from archsearch.acceptance.replay import at_least, walked
 from archsearch.acceptance.suffix_tree import SuffixReader, SuffixTree
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
@@ -243,22 +243,9 @@ def _summed(gamma: int, drafts: np.ndarray, accepts: np.ndarray) -> LookupReplay
     tau = resampled_ratio(per_text[:, [0, 2]], fallback_std=1.0)
     share = resampled_ratio(per_text[:, [1, 2]], fallback_std=0.5)
 
-    def at_least(values: np.ndarray) -> tuple[float, ...]:
-        return tuple(
-            float(values[k:].sum() / drafting) if drafting else 0.0 for k in range(1, gamma + 1)
-        )
-
     mean = float(drafted @ np.arange(gamma + 1) / drafting) if drafting else 0.0
-    return LookupReplay(
-        gamma,
-        rounds,
-        share.estimate(),
-        mean,
-        at_least(drafted),
-        at_least(accepted),
-        tau.estimate(),
-        tau,
-    )
+    reached = at_least(np.append(0, drafted[1:])), at_least(accepted)
+    return LookupReplay(gamma, rounds, share.estimate(), mean, *reached, tau.estimate(), tau)
 
 
 # --- texts
@@ -269,14 +256,7 @@ def texts_of(sequences: Sequence[CachedSequence], end_ids: Sequence[int] = ()) -
     ends = set(end_ids)
     found = []
     for each in sequences:
-        ids = each.token_ids.tolist()
-        answer = tuple(ids[each.prompt_tokens :])
-        found.append(
-            LookupText(
-                tuple(ids[: each.prompt_tokens]),
-                answer,
-                bool(answer) and answer[-1] in ends,
-                each.category,
-            )
-        )
+        ids, start = tuple(each.token_ids.tolist()), each.prompt_tokens
+        ended = len(ids) > start and ids[-1] in ends
+        found.append(LookupText(ids[:start], ids[start:], ended, each.category))
     return found

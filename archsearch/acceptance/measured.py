@@ -351,10 +351,8 @@ def _draft_states(
             with torch.inference_mode():
                 states = draft_states(draft, batch)
                 if not bool(torch.isfinite(states).all()):
-                    raise ArchsearchError(
-                        "the draft computes NaN or infinite states: its weights are broken; train"
-                        " or load it again"
-                    )
+                    words = "its weights are broken; train or load it again"
+                    raise ArchsearchError(f"the draft computes NaN or infinite states: {words}")
             yield from zip(chosen, batch.by_text(states), strict=True)
     finally:
         draft.train(training)

@@ -198,15 +198,13 @@ class PriorAcceptance:
         """Nothing measured: what the table says of drafts for `target`, by its shape."""
         self._published = load_fit()
         self._target = target
-        known = known_target(target) if target is not None else None
+        known = (known_target(target) if target is not None else None) or self._published
         self.names_ = COEFFICIENTS
-        self.coefficients_ = (known or self._published).mean.copy()
-        self.covariance_ = (known or self._published).covariance.copy()
+        self.coefficients_, self.covariance_ = known.mean.copy(), known.covariance.copy()
         narrow, spread = self.names_.index("domain narrow"), self._published.spread
         # The table's share of a text's effect is in there already.
-        self.covariance_[narrow, narrow] += (
-            text_std("narrow", spread) ** 2 - text_std("narrow", spread, own=False) ** 2
-        )
+        here, table = (text_std("narrow", spread, own=own) for own in (True, False))
+        self.covariance_[narrow, narrow] += here**2 - table**2
         self.observations_ = 0
         self.source_ = "prior"
         self._kept = False
@@ -219,7 +217,6 @@ class PriorAcceptance:
         return self
 
     def _row(self, arch: Architecture, context: AcceptanceContext) -> Array:
-        """The regressors of a shape in the order of `coefficients_`."""
         return _row(arch, context, self.names_)
 
     def _coverage(self, arch: Architecture, context: AcceptanceContext) -> tuple[float, float]:
@@ -278,12 +275,9 @@ class PriorAcceptance:
             shared[self.names_.index(f"domain {one.context.domain}"), i] = -variance * apart
             for j, other in enumerate(observations):
                 if other.context.domain == one.context.domain:
-                    away = 1.0 - text_correlation(other.likeness)
-                    among[i, j] = (
-                        2.0 * variance * apart
-                        if i == j or one.text == other.text
-                        else variance * apart * away
-                    )
+                    same = i == j or one.text == other.text
+                    away = 2.0 if same else 1.0 - text_correlation(other.likeness)
+                    among[i, j] = variance * apart * away
         return shared, among
 
     def to_dict(self) -> dict[str, object]:
@@ -312,22 +306,20 @@ class PriorAcceptance:
             observations = int(data["observations"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise other from error
-        if (
-            mean.shape != (len(names),)
-            or covariance.shape != (len(names), len(names))
-            or not set(names) <= KNOWN_NAMES
-        ):
+        size = (len(names),)
+        fits = mean.shape == size and covariance.shape == 2 * size
+        if not fits or not set(names) <= KNOWN_NAMES:
             raise other
         # "random" was a domain of which nothing was known
         kept = [i for i, name in enumerate(names) if name != "domain random"]
         prior.names_ = tuple(names[i] for i in kept)
         prior.coefficients_, prior.covariance_ = mean[kept], covariance[np.ix_(kept, kept)]
         if "names" not in data:  # its domains were no sums of others, its intercept held the lot
-            for part in (name for name in domain_terms("mixed") if name != "domain mixed"):
+            parts = domain_terms("mixed")
+            del parts["domain mixed"]
+            for part, share in parts.items():
                 change = np.eye(len(names))
-                change[names.index("domain mixed"), names.index(part)] = -domain_terms("mixed")[
-                    part
-                ]
+                change[names.index("domain mixed"), names.index(part)] = -share
                 prior.coefficients_ = change @ prior.coefficients_
                 prior.covariance_ = change @ prior.covariance_ @ change.T
         prior.observations_, prior._kept = observations, True
@@ -362,11 +354,10 @@ class PriorAcceptance:
             float(features @ self.covariance_ @ features) + SHAPE_NOISE_STD**2 + vocabulary_std**2
         )
         if context.tokens_std and context.trained_tokens:
-            ends = (
-                replace(context, trained_tokens=context.trained_tokens * 10.0**half)
-                for half in (0.5, -0.5)
+            tokens = (context.trained_tokens * 10.0**half for half in (0.5, -0.5))
+            more, fewer = (
+                self._row(architecture, replace(context, trained_tokens=each)) for each in tokens
             )
-            more, fewer = (self._row(architecture, end) for end in ends)
             variance += float((more - fewer) @ self.coefficients_ * context.tokens_std) ** 2
         drift = INDEPENDENT_DRIFT
         if context.drafter in FEATURE_DRAFTERS:
@@ -387,15 +378,17 @@ class PriorAcceptance:
         self.about(context.target)
         gap = self._row(first, context) - self._row(second, context)
         halvings = abs(math.log2(first.head_rows / second.head_rows))
+        vocabulary_std = VOCABULARY_STD_PER_HALVING * halvings
         if context.coverage is not None:
             vocabulary_std = VOCABULARY_STD_KNOWN if halvings else 0.0
-        else:
-            vocabulary_std = VOCABULARY_STD_PER_HALVING * halvings
-        return math.sqrt(
-            max(float(gap @ self.covariance_ @ gap), 0.0)
-            + 2.0 * SHAPE_NOISE_STD**2
-            + vocabulary_std**2
-        )
+        return self._apart_std(gap, vocabulary_std)
+
+    def _apart_std(self, gap: Array, *vocabulary_stds: float) -> float:
+        """Of two logits whose regressors are `gap` apart."""
+        square = max(float(gap @ self.covariance_ @ gap), 0.0) + 2.0 * SHAPE_NOISE_STD**2
+        for std in vocabulary_stds:
+            square += std**2
+        return math.sqrt(square)
 
     def gap_std(
         self,
@@ -405,10 +398,8 @@ class PriorAcceptance:
         """`difference_std` of shapes in contexts of their own: drafters of two kinds for one
         target."""
         self.about(first[1].target)
-        one, other = (self._row(*each) for each in (first, second))
-        stds = [self._coverage(*each)[1] for each in (first, second)]
-        square = max(float((one - other) @ self.covariance_ @ (one - other)), 0.0)
-        return math.sqrt(square + 2.0 * SHAPE_NOISE_STD**2 + stds[0] ** 2 + stds[1] ** 2)
+        stds = (self._coverage(*each)[1] for each in (first, second))
+        return self._apart_std(self._row(*first) - self._row(*second), *stds)
 
     def joint(self, drafts: Sequence[tuple[Architecture, AcceptanceContext]]) -> Array:
         """[n, n] covariance of logit(alpha) of drafts, each in its own context: what they share and

@@ -82,19 +82,12 @@ def walked(
     chances = np.asarray(chances, dtype=np.float64)
     tokens = int(chances.shape[0])
     # Later rounds have no room for gamma + 1 tokens.
-    last = (
-        (tokens if limit is None else max(limit, tokens)) - gamma
-        if limit is not None or not ended
-        else tokens
-    )
-    starts = min(max(last, 0), tokens)
+    room = tokens + gamma if ended and limit is None else max(limit or 0, tokens)
+    starts = min(max(room - gamma, 0), tokens)
     # reach[s, k]: the first k draft tokens of a round that starts at s are accepted.
-    if chances.ndim == 2 or not gamma:
-        windows = chances[:starts, :gamma] if gamma else np.zeros((starts, 0))
-    else:
-        windows = np.lib.stride_tricks.sliding_window_view(
-            np.concatenate([chances, np.zeros(gamma)]), gamma
-        )[:starts]
+    if chances.ndim == 1:
+        chances = ahead(chances, gamma) if gamma else np.zeros((tokens, 0))
+    windows = chances[:starts, :gamma]
     reach = np.concatenate([np.ones((starts, 1)), np.cumprod(windows, axis=1)], axis=1)
     # [s, k]: exactly k accepted
     lengths = reach - np.concatenate([reach[:, 1:], np.zeros((starts, 1))], axis=1)
@@ -108,6 +101,18 @@ def walked(
         ends = np.arange(starts)[:, None] + np.arange(1, gamma + 2)[None, :]
         lengths = np.where(ends < tokens, lengths, 0.0)
     return start_at[:starts], lengths
+
+
+def ahead(values: np.ndarray, count: int) -> np.ndarray:
+    """[tokens, count]: `values` [tokens] of each token and those behind it, 0 beyond the end."""
+    padded = np.concatenate([values, np.zeros(count, values.dtype)])
+    return np.lib.stride_tricks.sliding_window_view(padded, count)[: len(values)]
+
+
+def at_least(counts: np.ndarray) -> tuple[float, ...]:
+    """The shares that reach 1, 2, ... tokens, of `counts` that reach 0, 1, ... and no more."""
+    whole = counts.sum()
+    return tuple(float(counts[k:].sum() / whole) if whole else 0.0 for k in range(1, len(counts)))
 
 
 def replay_tau(
@@ -170,5 +175,4 @@ def _summed(per_text: Sequence[np.ndarray], gamma: int, resamples: int = RESAMPL
     resampled = resampled_ratio(
         totals, resamples=resamples, fallback_std=spread if resamples >= 2 else 0.0
     )
-    by_position = tuple(float(counts[k:].sum() / rounds) for k in range(1, gamma + 1))
-    return Replay(gamma, by_position, rounds, resampled)
+    return Replay(gamma, at_least(counts), rounds, resampled)

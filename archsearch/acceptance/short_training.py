@@ -49,13 +49,11 @@ class ExtrapolatedAcceptance:
             for item in observations
             if item.context.trained_tokens == self.context.trained_tokens
         }
-        ours = [
-            AcceptanceObservation(
-                shape, alpha_estimate(level + self.grown.value, std, "measured"), self.context
-            )
+        ends = (
+            (shape, alpha_estimate(level + self.grown.value, std, "measured"))
             for shape, (level, std) in self.levels.items()
-            if shape not in seen
-        ]
+        )
+        ours = [AcceptanceObservation(*end, self.context) for end in ends if end[0] not in seen]
         self.prior_ = PriorAcceptance().fit([*observations, *ours])
         return self
 
@@ -79,10 +77,8 @@ class ExtrapolatedAcceptance:
             level += share * departs
             variance = max(variance - share * SHAPE_NOISE_STD**2, 0.0)
         alpha = alpha_estimate(level, math.sqrt(variance + self.grown.std**2), "modelled")
-        return Acceptance(
-            Estimate(alpha.value, math.hypot(alpha.std, self.sampling_std), alpha.source),
-            found.drift,
-        )
+        std = math.hypot(alpha.std, self.sampling_std)
+        return Acceptance(Estimate(alpha.value, std, alpha.source), found.drift)
 
     def difference_std(
         self, first: Architecture, second: Architecture, context: AcceptanceContext

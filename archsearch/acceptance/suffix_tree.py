@@ -75,7 +75,6 @@ class SuffixTree:
         self.open()
 
     def open(self) -> None:
-        """Begin another text."""
         self._text: list[int] = []
         # Suffixes of the text that others share, longest first: where they end. Those that stand
         # alone need no place.
@@ -83,11 +82,9 @@ class SuffixTree:
 
     @property
     def length(self) -> int:
-        """Tokens of the text so far."""
         return len(self._text)
 
     def append(self, token: int) -> None:
-        """Add a token to the text that is open."""
         text = self._text
         text.append(token)
         ends, end = [], len(text)
@@ -176,7 +173,6 @@ class SuffixReader:
         self._everyone.open()
 
     def write(self, token: int) -> None:
-        """The next token of the answer."""
         self._own.append(token)
         self._everyone.append(token)
         self._recent = [*self._recent, token][-DEPTH:]

@@ -80,37 +80,17 @@ class Term:
     std: float
 
 
-SHAPE_TERMS: Final = (
-    "intercept",
-    "learnt",
-    "size",
-    "target_size",
-    "depth",
-    "single_layer",
-    "overwide",
-    "narrow",
-    "temperature",
-    "early",
-    "late",
-    "tuned",
-    "head_tokens",
-    "grouped",
-    "single_kv_head",
-    "cut_by_window",
-    "cut_far",
-    "window",
-    "long_context",
-    "sees_target",
-    "block_depth",
+SHAPE_TERMS: Final = tuple(
+    "intercept learnt size target_size depth single_layer overwide narrow temperature early late"
+    " tuned head_tokens grouped single_kv_head cut_by_window cut_far window long_context"
+    " sees_target block_depth".split()
 )
 DOMAIN_TERMS: Final = tuple(f"domain {name}" for name in DOMAINS)
-DRAFTER_TERMS: Final = tuple(f"drafter {name}" for name in DRAFTERS if name != "independent")
+_SEEING: Final = [name for name in DRAFTERS if name != "independent"]
+DRAFTER_TERMS: Final = tuple(f"drafter {name}" for name in _SEEING)
 # Offset of a kind of drafts that were trained alike (study and lot of the table): of each training
 # of independent drafts, and of every other kind.
-LOT_TERMS: Final = (
-    *(f"lot {training}" for training in TRAININGS),
-    *(f"lot {name}" for name in DRAFTERS if name != "independent"),
-)
+LOT_TERMS: Final = tuple(f"lot {name}" for name in (*TRAININGS, *_SEEING))
 # In the order of coefficients_ and covariance_.
 COEFFICIENTS: Final = SHAPE_TERMS + DOMAIN_TERMS + DRAFTER_TERMS + LOT_TERMS
 
@@ -165,10 +145,8 @@ def attention_terms(heads: float, kv_heads: float) -> dict[str, float]:
 def domain_terms(domain: str) -> dict[str, float]:
     """The domain's own term, and of one that is made of others their mean."""
     parts = DOMAIN_PARTS.get(domain, ())
-    return {
-        f"domain {domain}": 1.0,
-        **{f"domain {part}": 1.0 / len(parts) for part in parts if part != "chat"},
-    }
+    shares = {f"domain {part}": 1.0 / len(parts) for part in parts if part != "chat"}
+    return {f"domain {domain}": 1.0, **shares}
 
 
 def drafter_terms(drafter: str) -> dict[str, float]:
@@ -318,10 +296,8 @@ def load_fit(path: Path = FIT_FILE) -> PublishedFit:
     )
     size = len(COEFFICIENTS)
     try:
-        if (
-            tuple(data["coefficients"]) != COEFFICIENTS
-            or len(data["covariance_upper"]) != size * (size + 1) // 2
-        ):
+        upper = len(data["covariance_upper"])
+        if tuple(data["coefficients"]) != COEFFICIENTS or upper != size * (size + 1) // 2:
             raise other
         covariance = symmetric(data["covariance_upper"])
         drift = {name: Term(*value) for name, value in data["drift"].items()}

@@ -95,8 +95,8 @@ class AddedFit:
     @property
     def layer_s(self) -> float:
         """Seconds per draft token and layer of the draft; 0 where one depth was measured."""
-        known = self.round_law is not None and "layer_s" in self.terms
-        return float(self.round_law.coefficients[2]) if known and self.round_law else 0.0
+        known = self.round_law if "layer_s" in self.terms else None
+        return 0.0 if known is None else float(known.coefficients[2])
 
     def plain_s(self, batch: int = 1) -> Estimate:
         """Seconds that a plain step of `batch` requests takes beside the target's pass."""
@@ -163,13 +163,12 @@ class DraftedFit:
             plan = shape.drafter.plan(asked)
             point = _drafted_point(shape.drafter, asked, plan, price(plan))
             groups.setdefault(shape.drafter.family, []).append((row, point))
-        return cls(
-            {
-                family: fit_rows([point for _, point in found], [row for row, _ in found])
-                for family, found in groups.items()
-                if len(found) >= MIN_DRAFTED_ROWS
-            }
-        )
+        laws = {}
+        for family, found in groups.items():
+            if len(found) >= MIN_DRAFTED_ROWS:
+                rows, points = zip(*found, strict=True)
+                laws[family] = fit_rows(points, rows)
+        return cls(laws)
 
     def round_s(
         self, drafter: Drafter, rows: RoundRows, plan: RoundPlan, kernels_s: float

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -80,19 +80,18 @@ class AllReduces:
 
     def __init__(
         self,
-        rows: Iterable[Measurement],
+        rows: Sequence[Measurement],
         device: Mapping[str, Any],
         dtype: str,
         mode: str,
         row_std: float,
     ) -> None:
-        rows = list(rows)
         self._own = ReduceTable.of(rows)
         self._device, self._dtype, self._mode = device, dtype, mode
+        self._link = float(device.get("link_bytes_per_s") or 0.0)
         # archsearch measures NCCL; for small messages serving engines have kernels of their own
-        self._row_std = (
-            max(row_std, LIKE_STD) if any(row.kernel == "NCCL" for row in rows) else row_std
-        )
+        ours = any(row.kernel == "NCCL" for row in rows)
+        self._row_std = max(row_std, LIKE_STD) if ours else row_std
 
     def measured(self, ranks: int) -> bool:
         """Whether there are rows of that rank count."""
@@ -108,23 +107,20 @@ class AllReduces:
         if self.measured(op.ranks):
             return self._own.seconds(op.ranks, op.elements), self._row_std
         known = self._own.nearest(op.ranks) if self._own.lines else None
-        table = self._like()
+        table, std = self._like(), math.hypot(self._row_std, RANKS_STD)
         if table is not None and op.ranks in table.lines:
             seconds = table.seconds(op.ranks, op.elements)
             if known is None or known not in table.lines:
                 return seconds, LIKE_STD
             # the profile's own rows say how much slower this machine is than the table's
             scale = self._own.seconds(known, op.elements) / table.seconds(known, op.elements)
-            return seconds * scale, math.hypot(self._row_std, RANKS_STD)
+            return seconds * scale, std
         if known is not None:
             # a ring moves 2 (r - 1) / r of the numbers
             moved = ((op.ranks - 1) / op.ranks) / ((known - 1) / known)
-            return self._own.seconds(known, op.elements) * moved, math.hypot(
-                self._row_std, RANKS_STD
-            )
-        link = float(self._device.get("link_bytes_per_s") or PCIE_BYTES_PER_S)
+            return self._own.seconds(known, op.elements) * moved, std
         moved_bytes = 2 * (op.ranks - 1) / op.ranks * op.elements * DTYPE_BYTES[self._dtype]
-        return moved_bytes / link + LINK_LATENCY_S, LINK_STD
+        return moved_bytes / (self._link or PCIE_BYTES_PER_S) + LINK_LATENCY_S, LINK_STD
 
     def _like(self) -> ReduceTable | None:
         """The shipped table used instead, in this mode; None where no device of this link ships,
@@ -132,13 +128,11 @@ class AllReduces:
 
         A link that the datasheet leaves open (bridges between two PCIe cards) is like no other.
         """
-        link = float(self._device.get("link_bytes_per_s") or 0.0)
-        known = link > 0 and "link_bytes_per_s" not in (self._device.get("unverified") or ())
+        known = self._link > 0 and "link_bytes_per_s" not in (self._device.get("unverified") or ())
         if not known or DTYPE_BYTES[self._dtype] != DTYPE_BYTES[TABLE_DTYPES[0]]:
             return None
-        return shipped_table(
-            str(self._device.get("key")), str(self._device.get("vendor")), link, self._mode
-        )
+        key, vendor = (str(self._device.get(name)) for name in ("key", "vendor"))
+        return shipped_table(key, vendor, self._link, self._mode)
 
 
 @cache
@@ -150,22 +144,19 @@ def shipped_table(
     found: list[tuple[bool, float, Path]] = []
     for header in sorted(data_dir("profiles").glob("*/*/profile.json")):
         data = read_json(header, "profile")
-        if (
-            "package" not in (data.get("provenance") or {})
-            or data["device"].get("vendor") != vendor
-        ):
+        device = data["device"]
+        if "package" not in (data.get("provenance") or {}) or device.get("vendor") != vendor:
             continue
-        off = abs(float(data["device"].get("link_bytes_per_s") or 0.0) / link_bytes_per_s - 1.0)
+        off = abs(float(device.get("link_bytes_per_s") or 0.0) / link_bytes_per_s - 1.0)
         if off <= SAME_LINK:
-            found.append((data["device"]["key"] != device_key, off, header.parent))
+            found.append((device["key"] != device_key, off, header.parent))
     tables = (_read_table(folder / "rows.jsonl", mode) for *_, folder in sorted(found))
     return next((table for table in tables if table.lines), None)
 
 
 def _read_table(path: Path, mode: str) -> ReduceTable:
     """The all-reduce rows of one file; the thousands of others are not parsed."""
-    lines = [
-        line for line in path.read_text(encoding="utf-8").splitlines() if '"all_reduce"' in line
-    ]
-    rows = [Measurement.from_dict(json.loads(line)) for line in lines]
+    lines = path.read_text(encoding="utf-8").splitlines()
+    ours = (json.loads(line) for line in lines if '"all_reduce"' in line)
+    rows = map(Measurement.from_dict, ours)
     return ReduceTable.of(row for row in rows if row.mode == mode and row.dtype in TABLE_DTYPES)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from archsearch.architecture.architecture import Architecture
@@ -113,12 +113,15 @@ def unpacked_s(device: Device, op: Attention, cache: str) -> float:
     multiprocessors = device.multiprocessors or 108
     waves, reads = _waves(op, multiprocessors)
     tile_s = 4.0 * TILE * op.head_dim * multiprocessors / device.peak_flops_per_s(cache)
-    decode = Attention(op.batch, 1, max(1, op.keys() - 1), op.q_heads, op.kv_heads, op.head_dim)
     return max(
         datasheet_s(device, op, cache),
         KERNEL_S + waves * op.keys() * (tile_s + KEY_S),
-        reads * datasheet_s(device, decode, cache),
+        reads * datasheet_s(device, _decode(op), cache),
     )
+
+
+def _decode(op: Attention) -> Attention:
+    return Attention(op.batch, 1, max(1, op.keys() - 1), op.q_heads, op.kv_heads, op.head_dim)
 
 
 class UnpackedQueries:
@@ -140,7 +143,6 @@ class UnpackedQueries:
         self.priced, self.multiprocessors = priced, multiprocessors
 
     def prepare(self, ops: Iterable[Op], cold: bool) -> None:
-        """Price many ops at once."""
         ops = list(ops)
         parts = [part for op in ops if unpacked(op) for part in self._parts(op)]
         self.priced.prepare([*ops, *parts], cold)
@@ -155,19 +157,14 @@ class UnpackedQueries:
             self.priced.op_s(part, cold) for part in self._parts(op)
         )
         waves, reads = _waves(op, self.multiprocessors)
-        return max(
-            (seconds, std),
-            (start + waves * (block - start), math.hypot(block_std, VERIFY_STD)),
-            (reads * decode, math.hypot(decode_std, VERIFY_STD)),
-        )
+        walked = start + waves * (block - start), math.hypot(block_std, VERIFY_STD)
+        return max((seconds, std), walked, (reads * decode, math.hypot(decode_std, VERIFY_STD)))
 
     def _parts(self, op: Any) -> tuple[Attention, Attention, Attention]:
         """One head of one sequence over hardly any key and over all, and a decode of the batch."""
-        last = max(1, op.keys() - 1)
-        start, block = (
-            Attention(1, 1, keys, 1, 1, op.head_dim) for keys in (min(SHORT, last), last)
-        )
-        return start, block, Attention(op.batch, 1, last, op.q_heads, op.kv_heads, op.head_dim)
+        decode = _decode(op)
+        block = Attention(1, 1, decode.context, 1, 1, op.head_dim)
+        return replace(block, context=min(SHORT, decode.context)), block, decode
 
 
 def kernel_words(profile: Profile, target: Architecture, dtype: str) -> str:
@@ -206,14 +203,12 @@ def format_words(profile: Profile | None, target: Architecture) -> str:
         return ""
     rows = profile.rows.values() if profile is not None else ()
     known = any(row.kind == "gemm" and row.sizes().get("format") == name for row in rows)
-    whose = (
-        "rows of such kernels"
-        if known
-        else (
+    whose = "rows of such kernels"
+    if not known:
+        whose = (
             f"modelled from their bytes at {FORMAT_SHARE[name]:.0%} of the bandwidth that 16-bit"
             f" kernels reach (a GEMM within {FORMAT_STD[name]:.0%})"
         )
-    )
     return (
         f"; weights in {name}, {WEIGHT_BYTES[name]:g} bytes each: {whose}; cache, embedding and"
         " head in 16 bits"

@@ -95,14 +95,14 @@ class ComposedPass:
         engine: str | None = None,
     ) -> None:
         self.mode = mode
+        there = device or Device.from_dict(profile.device)
 
         def ops(name: str) -> Ops:
             measured = _op_model(profile, name)
             found = measured if device is None else CarriedOps(measured, device)
             if not unpacks(profile.device.get("compute_capability"), engine, name):
                 return found
-            own = device.multiprocessors if device else profile.device.get("multiprocessors")
-            return UnpackedQueries(found, own or 108)
+            return UnpackedQueries(found, there.multiprocessors or 108)
 
         self._gemm = ops(dtype)
         # with 8-bit weights and an 8-bit cache the rest, the head among it, runs in 16 bits
@@ -119,7 +119,6 @@ class ComposedPass:
         self._fused = "sglang" not in profile.stack
         self._quantise: tuple[float, float] = (0.0, 0.0)  # seconds before a GEMM in fp8, their std
         self.pace = 1.0  # what kernels take there in those of the tables
-        there = device or Device.from_dict(profile.device)
         reached = SUSTAINED.get(there.compute_capability or "") if profile.imported else None
         # operations a second
         self._most = min(reached, there.flops_per_s["bfloat16"]) if reached else math.inf
@@ -268,8 +267,10 @@ class ComposedPass:
     ) -> tuple[float, float]:
         """What the host takes beyond the device, layers and the rest apart."""
         known = constants()["eager"]
+        # an all-reduce launched by the host: measured where the table has eager rows
+        table, constant = self._eager_reduce, float(known["all_reduce_s"])
         reduce_s = sum(
-            count * self._eager_reduce_s(op)
+            count * (table.seconds(op.ranks, op.elements) if op.ranks in table.lines else constant)
             for op, count in ops.in_layers.items()
             if isinstance(op, AllReduce)
         )
@@ -281,13 +282,6 @@ class ComposedPass:
         beyond = beyond + np.maximum(0.0, host_rest - device["head"][0])
         return beyond, known["relative_std"] * (host_layers + host_rest) * (beyond > 0)
 
-    def _eager_reduce_s(self, op: AllReduce) -> float:
-        """An all-reduce launched by the host: measured where the table has eager rows, else a
-        constant."""
-        if op.ranks not in self._eager_reduce.lines:
-            return float(constants()["eager"]["all_reduce_s"])
-        return self._eager_reduce.seconds(op.ranks, op.elements)
-
 
 def all_reduce_wait(rounds: EngineRounds | None, compute_capability: str | None) -> Estimate:
     """Seconds that ranks wait at an all-reduce of a graph, as the engine of `rounds` runs it on
@@ -296,12 +290,8 @@ def all_reduce_wait(rounds: EngineRounds | None, compute_capability: str | None)
     Less where the norm after it is in the same kernel, which runs on Hopper and Blackwell of data
     centres.
     """
-    known = constants()["graph"]
-    if (
-        rounds is not None
-        and rounds.fuses_reduces
-        and (compute_capability or "").partition(".")[0] in FUSES_ON
-    ):
+    known, major = constants()["graph"], (compute_capability or "").partition(".")[0]
+    if rounds is not None and rounds.fuses_reduces and major in FUSES_ON:
         return Estimate(known["fused_sync_s"], known["fused_sync_std_s"], "published")
     return Estimate(known["sync_s"], known["sync_relative_std"] * known["sync_s"], "published")
 

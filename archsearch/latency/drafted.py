@@ -70,9 +70,9 @@ class DrafterRounds:
     def means_s(self, verify_s: Mapping[int, Estimate]) -> Array | None:
         """`LatencyOfRounds.means_s`."""
         kernels, costs, drafter = self._drafts.kernels, self._costs, self.drafter
-        if kernels is None or costs is None or drafter.drafts_share < 1.0:
+        if kernels is None or costs is None:
             return None
-        if drafter.architecture.num_experts:
+        if drafter.drafts_share < 1.0 or drafter.architecture.num_experts:
             return None
         rows = rows_of(self.latency, self.workload, sizes(list(verify_s)))
         plan = drafter.plan(rows)
@@ -98,14 +98,12 @@ class DrafterRounds:
     def _passes(self, plan: RoundPlan, times: tuple[Any, Any, Any], verified: Any) -> Passes:
         """The passes of a plan; `times`: of the target's, which reads `verified` tokens of a
         sequence, the first and each later one."""
-        drafter, first = self.drafter, plan.first
+        drafter, first, layers = self.drafter, plan.first, self.target.num_hidden_layers
         scatters = self.latency.facts.scattered_head and drafter.has_layers
         reduces, launched = (first.all_reduces(), plan.launched) if first is not None else (0, 1)
-        counts = (launched, self.workload.batch_size, plan.layers)
+        counts = (launched, self.workload.batch_size, plan.layers, layers, reduces)
         scattered = scatters and drafter.architecture.trimmed
-        layers = self.target.num_hidden_layers
-        how = {"scattered": scattered, "verified": verified}
-        return Passes(*times, *counts, layers, reduces, **how)
+        return Passes(*times, *counts, scattered=scattered, verified=verified)
 
     def _drafting(
         self, rows: RoundRows, plan: RoundPlan, verify: Estimate, share: float = 1.0
@@ -116,11 +114,9 @@ class DrafterRounds:
         measured = latency.drafted_s(self.drafter, rows, plan) if costs is None else None
         if measured is not None:
             return summed(measured[0], verify, measured[1])
-        first = (
-            self._drafts.ops_s(plan.first)
-            if plan.first is not None
-            else Estimate(plan.host_s, HOST_STD * plan.host_s, "modelled")
-        )
+        first = Estimate(plan.host_s, HOST_STD * plan.host_s, "modelled")
+        if plan.first is not None:
+            first = self._drafts.ops_s(plan.first)
         later = self._later_s(plan)
         if costs is not None:
             costs = costs if plan.verified is None else costs.of_trees()

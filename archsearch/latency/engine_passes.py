@@ -115,10 +115,9 @@ class EnginePasses:
             rows = profile.select(kind, dtype, mode)
             return [row for row in rows if row.sizes()["engine"] == engine]
 
-        rows, rests = measured("pass"), measured("rest")
-        self.rows = rows
-        self.largest_batch = max((PassShape.of(row).batch for row in rows), default=1)
-        self._fit_passes(rows)
+        self.rows, rests = measured("pass"), measured("rest")
+        self.largest_batch = max((PassShape.of(row).batch for row in self.rows), default=1)
+        self._fit_passes(self.rows)
         self.rest_ = AddedFit.fit(rests)
         self.drafted_ = DraftedFit.fit(measured("drafted"), self.facts.scattered_head, self.plan_s)
         self.first_pass = FirstPass.fit(rests)
@@ -129,10 +128,9 @@ class EnginePasses:
         asked = [_asked(row) for row in rows]
         halves = self.cache_bytes * np.array([0.4, 0.7, 1.0, 1.5, 2.2])
         times = np.array([row.median_s for row in rows])
-        self.cache_, self._coefficients, log_ratio = fit_cache(
-            self._features, asked, times, halves, (1.5, 3.0)
+        self.cache_, self.coefficients_, log_ratio = fit_cache(
+            FEATURES, self._features, asked, times, halves, (1.5, 3.0)
         )
-        self.coefficients_ = dict(zip(FEATURES, self._coefficients.tolist(), strict=True))
         inputs = [[*_inputs(a), *_place(part, cold, of)] for a, part, cold, of in asked]
         self._residual = Residual.fit(
             np.array(inputs), log_ratio, min_noise=0.01, bounds=(0.7, 30.0)
@@ -177,14 +175,11 @@ class EnginePasses:
         late = mlp_params(arch) if self.facts.gguf else 0
         # and reads the cache for every token and query head (`ggml_flash_attn_ext` on a CPU)
         times = part.tokens * arch.q_size / arch.kv_size if self.facts.gguf else 1.0
-        return self._vector(
-            arch.num_hidden_layers,
-            (body * width, head * width),
-            (2.0 * (body * rows - late * (rows - heads)), 2.0 * head * heads),
-            times * kv_cache_bytes(arch, part.context + part.tokens, width, part.batch),
-            rows,
-            1.0 if cold else cache.cold_share((body + head) * width),
-        )
+        bytes_ = (body * width, head * width)
+        flops = (2.0 * (body * rows - late * (rows - heads)), 2.0 * head * heads)
+        cached = times * kv_cache_bytes(arch, part.context + part.tokens, width, part.batch)
+        share = 1.0 if cold else cache.cold_share((body + head) * width)
+        return self._vector(arch.num_hidden_layers, bytes_, flops, cached, rows, share)
 
     # --- answers
 
@@ -202,7 +197,7 @@ class EnginePasses:
             mean += share * (ratio - mean)
             std = math.hypot((1.0 - share) * std, share * error)
         features = self._features(arch, part, cold, is_target, self.cache_)
-        value = linear(self._coefficients, features) * math.exp(mean)
+        value = linear(self.coefficients_, features) * math.exp(mean)
         return Estimate(value, std * value, "modelled")
 
     def _share(self, error: float) -> float:
@@ -224,7 +219,7 @@ class EnginePasses:
                     for place in grid.places_of(key[0]):
                         mean[place] += self._share(error) * (ratio - mean[place])
             features = self._features(grid, part, cold, False, self.cache_)
-            found.append(linear(self._coefficients, features) * np.exp(mean))
+            found.append(linear(self.coefficients_, features) * np.exp(mean))
         return found
 
     def ops_s(self, ops: PassOps, cold: bool = True) -> Estimate:
@@ -241,24 +236,22 @@ class EnginePasses:
         bytes_ = (self.dtype_bytes * weights[0], self.dtype_bytes * weights[1])
         flops = sum(n * op.flops() for op, n in body), sum(n * op.flops() for op, n in head)
         rows = max((op.m for op, _ in body or head), default=0)
+        attention = [(op, n) for op, n in ops.in_layers.items() if isinstance(op, Attention)]
         cached = sum(
-            n * (op.flops() / 2 if self.facts.gguf else op.kv_elements())
-            for op, n in ops.in_layers.items()
-            if isinstance(op, Attention)
+            n * (op.flops() / 2 if self.facts.gguf else op.kv_elements()) for op, n in attention
         )
         share = 1.0 if cold else self.cache_.cold_share(max(sum(bytes_), 1))
         features = self._vector(
             ops.layers, bytes_, flops, self.dtype_bytes * cached, float(rows), share
         )
-        value = float(linear(self._coefficients, features))
+        value = float(linear(self.coefficients_, features))
         return Estimate(value, value * math.sqrt(float(np.mean(self.loo_**2))), "modelled")
 
     def plan_s(self, plan: RoundPlan) -> float:
         """Seconds of all passes of a drafter's plan, or of the host's part of it."""
         first = self.ops_s(plan.first).value if plan.first is not None else plan.host_s
-        return first + (
-            plan.steps * self.ops_s(plan.step, cold=False).value if plan.step is not None else 0.0
-        )
+        later = 0.0 if plan.step is None else self.ops_s(plan.step, cold=False).value
+        return first + plan.steps * later
 
     @cached_property
     def left_out_(self) -> Array:
@@ -299,7 +292,6 @@ def several_tokens(arch: Architecture | ShapeGrid, part: Part) -> tuple[float, f
 
 
 def _inputs(arch: Architecture) -> list[float]:
-    """What of a pass is its shape's, as the process sees it."""
     return [*inputs_of(arch), np.log(pass_parameters(arch))]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -110,9 +110,8 @@ class FittedPasses:
         warm_s, cold_s = self._group_seconds(arch, part)
         if cold:
             return cold_s
-        return _between(
-            warm_s, cold_s, cache.cold_share(weight_bytes_per_pass(arch, self.dtype_bytes))
-        )
+        share = cache.cold_share(weight_bytes_per_pass(arch, self.dtype_bytes))
+        return _between(warm_s, cold_s, share)
 
     def _inputs(self, arch: Architecture) -> list[float]:
         """What of a pass is its shape's, as the process sees it; the rest are `_place`."""
@@ -137,7 +136,6 @@ class FittedPasses:
         kept = [row for row, size in zip(rows, outlying, strict=True) if size <= limit]
         if MIN_ROWS["forward"] <= len(kept) < len(rows):  # a stall that the probe did not feel
             rows, log_ratio = kept, self._learn(kept)
-        self.coefficients_ = dict(zip(GROUPS, self._coefficients.tolist(), strict=True))
         inputs = [
             [*self._inputs(arch), *place_of(part, cold)] for arch, part, cold in map(_point, rows)
         ]
@@ -154,8 +152,8 @@ class FittedPasses:
         layers = [(self._stack_features(ForwardShape.of(row)), row.median_s) for row in stacks]
 
         llc = float(self.profile.device.get("last_level_cache_bytes") or (32 << 20))
-        self.cache_, self._coefficients, log_ratio = fit_cache(
-            self._features, points, times, llc * CACHE_SHARES, (1.5, 3.0, 6.0), layers
+        self.cache_, self.coefficients_, log_ratio = fit_cache(
+            GROUPS, self._features, points, times, llc * CACHE_SHARES, (1.5, 3.0, 6.0), layers
         )
         return log_ratio
 
@@ -171,11 +169,9 @@ class FittedPasses:
         return one
 
     def _device_s(self, arch: Architecture, part: Part, cold: bool) -> Estimate:
-        """A pass as the rows were measured."""
         mean, std = self._residual.predict(np.array([*self._inputs(arch), *place_of(part, cold)]))
-        value = linear(
-            self._coefficients, self._features(arch, part, cold, self.cache_)
-        ) * math.exp(mean)
+        features = self._features(arch, part, cold, self.cache_)
+        value = linear(self.coefficients_, features) * math.exp(mean)
         return Estimate(value, std * value, "modelled")
 
     def _grid_device_s(self, grid: ShapeGrid, passes: Sequence[Pass]) -> list[Numbers]:
@@ -183,35 +179,32 @@ class FittedPasses:
         places = np.array([place_of(part, cold) for part, cold in passes])
         factors = np.exp(self._residual.means(self._inputs(grid), places))
         return [
-            linear(self._coefficients, self._features(grid, part, cold, self.cache_))
+            linear(self.coefficients_, self._features(grid, part, cold, self.cache_))
             * factors[..., i]
             for i, (part, cold) in enumerate(passes)
         ]
 
     def _fitted_ops_s(self, ops: PassOps, cold: bool) -> Estimate:
         """A pass of any network by the coefficients of whole models."""
-        share = (
-            1.0
-            if cold
-            else self.cache_.cold_share(max(1, ops.weight_elements()) * self.dtype_bytes)
-        )
-        value = linear(
-            self._coefficients, _between(self._groups(ops, False), self._groups(ops, True), share)
-        )
+        weights = max(1, ops.weight_elements()) * self.dtype_bytes
+        share = 1.0 if cold else self.cache_.cold_share(weights)
+        features = _between(self._groups(ops, False), self._groups(ops, True), share)
+        value = linear(self.coefficients_, features)
         return Estimate(value, value * math.sqrt(float(np.mean(self.loo_**2))), "modelled")
 
 
 def fit_cache(
+    names: Sequence[str],
     features: Callable[..., list[float]],
     points: Sequence[tuple[object, ...]],
     times: Array,
     halves: Iterable[float],
     steepnesses: Iterable[float],
     more: Sequence[tuple[Array, float]] = (),
-) -> tuple[CacheFit, Array, Array]:
+) -> tuple[CacheFit, dict[str, float], Array]:
     """The cache's half point and steepness (grid) with the coefficients (non-negative least
-    squares) that fit `times` best, and log(measured / base) [rows]. `features` of a point and a
-    cache; `more`: features and seconds of rows that count for the coefficients only."""
+    squares), by `names`, that fit `times` best, and log(measured / base) [rows]. `features` of a
+    point and a cache; `more`: features and seconds of rows that count for coefficients only."""
     best: tuple[float, CacheFit, Array, Array] | None = None
     for half, steepness in itertools.product(halves, steepnesses):
         cache = CacheFit(float(half), steepness)
@@ -225,23 +218,18 @@ def fit_cache(
             best = (error, cache, coefficients, base)
     assert best is not None
     _, cache, coefficients, base = best
-    return cache, coefficients, np.log(times / base)
+    return cache, dict(zip(names, coefficients.tolist(), strict=True)), np.log(times / base)
 
 
-def linear(coefficients: Array, features: Sequence[float]) -> float:
+def linear(coefficients: Mapping[str, float], features: Sequence[float]) -> float:
     """Seconds by the coefficients alone; features may be arrays that broadcast."""
-    return sum(c * feature for c, feature in zip(coefficients.tolist(), features, strict=True))
+    return sum(c * feature for c, feature in zip(coefficients.values(), features, strict=True))
 
 
 def inputs_of(arch: Architecture) -> list[float]:
     """What of a pass is its layers', as a Gaussian process sees it."""
-    return [
-        np.log(arch.hidden_size),
-        np.log(arch.intermediate_size),
-        np.log(arch.num_hidden_layers),
-        0.5 * np.log(arch.q_size),
-        0.5 * np.log(arch.kv_size),
-    ]
+    sizes = (arch.hidden_size, arch.intermediate_size, arch.num_hidden_layers)
+    return [*map(np.log, sizes), 0.5 * np.log(arch.q_size), 0.5 * np.log(arch.kv_size)]
 
 
 def place_of(part: Part, cold: bool) -> tuple[float, float, float]:

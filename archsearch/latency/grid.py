@@ -46,23 +46,22 @@ class GridLatency:
         latency = self.latency
         # gammas share passes (the later one above all): each is priced once
         passes = list(dict.fromkeys(each for both in self._asked.values() for each in both))
-        seconds = dict(
-            zip(passes, latency.drafts.grid_s(self.grid, passes, self.ranks), strict=True)
-        )
+        found = latency.drafts.grid_s(self.grid, passes, self.ranks)
+        seconds = dict(zip(passes, found, strict=True))
         for gamma in self.gammas:
             first, later = (seconds[each] for each in self._asked[gamma])
             more = latency.facts.draft_passes(gamma) - 1
             draft = first + more * later if more else first
+            read = self._verified[gamma]
             if latency.rounds is not None:
-                costs, read = latency.rounds.costs, self._verified[gamma]
-                whole = self._launched(costs, read, gamma, first, later)
+                whole = self._launched(latency.rounds.costs, read, gamma, first, later)
             else:
                 layers = self.grid.num_hidden_layers
                 draft = draft + gamma * layers * latency.added_layer_s(self.grid)
                 added = latency.added_s(self.target, self.workload, gamma).value
-                whole = draft + self._verified[gamma].value + added
+                whole = draft + read.value + added
             times: Any = Many(np.asarray(draft)), Many(np.asarray(whole))
-            yield RoundTime(times[0], self._verified[gamma], NOTHING_S, times[1])
+            yield RoundTime(times[0], read, NOTHING_S, times[1])
 
     def idle(self) -> Numbers:
         """`LatencyOfRounds.idle_s`: what the drafts cost a step that drafts nothing."""

@@ -42,13 +42,7 @@ from archsearch.estimate import Array, Estimate, Numbers
 from archsearch.hardware.device import Device
 from archsearch.latency.added import AddedFit, fit_overheads
 from archsearch.latency.attention import serving_attention
-from archsearch.latency.composed import (
-    ComposedPass,
-    all_reduce_wait,
-    composable,
-    pace,
-    sync_waits,
-)
+from archsearch.latency.composed import ComposedPass, all_reduce_wait, composable, pace, sync_waits
 from archsearch.latency.constants import constants
 from archsearch.latency.draft_passes import DraftPasses
 from archsearch.latency.engine_passes import (
@@ -125,7 +119,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         self.round_fit_: RoundFit | None = None
         self.wait, self.cache_dtype, self.quantise_s = all_reduce_wait(None, None), dtype, 0.0
         self.target_dtype = target_dtype or dtype
-        if profile.device.get("kind") == "gpu" and engine is not None and not measured:
+        if self._chooses and engine is not None:
             self.rounds = rounds or engine_rounds(engine)
             self._take_wait()
             self.rounds, self.round_fit_ = with_measured_rounds(self, profile)
@@ -133,12 +127,9 @@ class LatencyModel(FittedPasses, DraftPasses):
     def _engine_costs(self, vocab_size: int) -> AddedFit | None:
         """The engine's costs at the measured vocabulary nearest to `vocab_size`; None where the
         profile holds no rows of it."""
-        sizes = [size for name, size in self.added_ if name == self.engine]
-        if self.engine is None or not sizes:
-            return None
-        return self.added_[
-            self.engine, min(sizes, key=lambda size: abs(math.log(size / vocab_size)))
-        ]
+        known = [key for key in self.added_ if key[0] == self.engine]
+        nearest = min(known, key=lambda key: abs(math.log(key[1] / vocab_size)), default=None)
+        return None if nearest is None else self.added_[nearest]
 
     # --- answers
 
@@ -146,8 +137,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         """`forward_s` of a part, and whether its weights come from memory."""
         part, cold = asked
         key = (arch, part, ranks, cold)
-        found = self._passes.get(key)
-        if found is not None:
+        if (found := self._passes.get(key)) is not None:
             return found
         # the tables' weights always come from memory: cold or not is the same
         if self.composed_ is not None:
@@ -164,11 +154,8 @@ class LatencyModel(FittedPasses, DraftPasses):
         where passes are composed of kernels; `pass_s` then answers from memory."""
         if self.composed_ is None:
             return
-        new = {
-            key: self.composed_.pass_ops(key[0], [key[1]], key[2])
-            for key in wanted
-            if (*key, False) not in self._passes
-        }
+        missing = (key for key in wanted if (*key, False) not in self._passes)
+        new = {key: self.composed_.pass_ops(key[0], [key[1]], key[2]) for key in missing}
         self.composed_.prepare(new.values())
         for (arch, part, ranks), ops in new.items():
             found = self.composed_.ops_s(ops)
@@ -225,9 +212,9 @@ class LatencyModel(FittedPasses, DraftPasses):
     def _other_attention(self, arch: Architecture, part: Part, cold: bool) -> Estimate:
         """No time, but how unsure the attention of a pass is where the engine does not run the
         kernels that were measured."""
-        at = GROUPS.index("attention")
         # as much of the pass as the fit gives to attention, [GROUPS]
-        seconds = float(self._features(arch, part, cold, self.cache_)[at] * self._coefficients[at])
+        shares = self._features(arch, part, cold, self.cache_)
+        seconds = float(shares[GROUPS.index("attention")] * self.coefficients_["attention"])
         return Estimate(0.0, self._attention_std * seconds, "modelled")
 
     def grid_s(self, grid: ShapeGrid, passes: Sequence[Pass], ranks: int) -> list[Numbers]:
@@ -379,9 +366,8 @@ class LatencyModel(FittedPasses, DraftPasses):
         """The pass over one token from which one over several is guessed; where nothing is guessed
         the pass itself."""
         part, cold = asked
-        guessed = (
-            self.facts.gguf and self.engine_ is None and self.profile.device.get("kind") == "cpu"
-        )
+        own = not self.facts.gguf or self.engine_ is not None
+        guessed = not own and self.profile.device.get("kind") == "cpu"
         return (replace(part, tokens=1), cold) if guessed else asked
 
     def added_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
@@ -440,15 +426,11 @@ class LatencyModel(FittedPasses, DraftPasses):
     def summary(self) -> dict[str, object]:
         """What was learnt, for reports: `pass` is `fitted` (to whole passes: coefficients, cache,
         leave-one-out errors) or `composed` (of kernels and stated constants)."""
-        known: dict[str, object] = {
-            "dtype": self.dtype,
-            "mode": self.mode,
-            "rows": self.rows_,
-            "pass": "composed" if self.composed_ else "fitted",
-            "engines": {
-                f"{name} (vocabulary {size})": costs.to_dict()
-                for (name, size), costs in self.added_.items()
-            },
+        known: dict[str, object] = {"dtype": self.dtype, "mode": self.mode, "rows": self.rows_}
+        known["pass"] = "composed" if self.composed_ else "fitted"
+        known["engines"] = {
+            f"{name} (vocabulary {size})": costs.to_dict()
+            for (name, size), costs in self.added_.items()
         }
         if self.round_fit_ is not None:
             known["rounds"] = self.round_fit_.to_dict()

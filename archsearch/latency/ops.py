@@ -107,14 +107,14 @@ RAGGED_STD: Final[float] = constants()["graph"]["ragged_relative_std"]
 
 
 def _waves(blocks: Array, multiprocessors: int) -> Array:
-    """Rounds in which `blocks` thread blocks fill the GPU, one per multiprocessor."""
-    return np.ceil(blocks / multiprocessors)
+    """`blocks` thread blocks, one per multiprocessor, rounded up to whole waves."""
+    return np.ceil(blocks / multiprocessors) * multiprocessors
 
 
 def _idle(blocks: Array, multiprocessors: int) -> Array:
     """log(multiprocessors that the waves hold / blocks there are): 0 when the last wave is full.
     Cut at 0.7: with less than half a wave libraries split k instead."""
-    return np.minimum(np.log(_waves(blocks, multiprocessors) * multiprocessors / blocks), 0.7)
+    return np.minimum(np.log(_waves(blocks, multiprocessors) / blocks), 0.7)
 
 
 def gpu_gemm_sizes(ops: Sequence[Gemm], multiprocessors: int) -> tuple[Array, Array]:
@@ -127,14 +127,12 @@ def gpu_gemm_sizes(ops: Sequence[Gemm], multiprocessors: int) -> tuple[Array, Ar
     m, n, k = np.array([(op.m, op.n, op.k) for op in ops], dtype=np.float64).T
     tiles = (np.ceil(n / 64), np.ceil(n / 128))
     waves = [
-        _waves(count, multiprocessors) * multiprocessors * width * k
+        _waves(count, multiprocessors) * width * k
         for count, width in zip(tiles, (64, 128), strict=True)
     ]
     features = np.stack([np.ones_like(m), n * k, m * (n + k), k, *waves, m * n * k], axis=1)
-    place = np.stack(
-        [np.log(m), np.log(n), np.log(k), *(_idle(count, multiprocessors) for count in tiles)],
-        axis=1,
-    )
+    idle = [_idle(count, multiprocessors) for count in tiles]
+    place = np.stack([np.log(m), np.log(n), np.log(k), *idle], axis=1)
     return features, place
 
 
@@ -164,22 +162,10 @@ def gpu_attention_sizes(ops: Sequence[Attention], multiprocessors: int) -> tuple
     kv = heads * keys * head_dim
     work = batch * q_heads * pairs * head_dim
     queries = batch * q_heads * tokens * head_dim
-    waves = _waves(heads, multiprocessors) * multiprocessors * keys * head_dim
+    waves = _waves(heads, multiprocessors) * keys * head_dim
     features = np.stack([np.ones_like(kv), kv, work, queries, keys, heads, waves], axis=1)
-    place = np.stack(
-        [
-            np.log(heads),
-            np.log(batch),
-            np.log(keys),
-            np.log(q_heads / kv_heads),
-            np.log(head_dim),
-            np.log(tokens),
-            np.log(pairs / (tokens * keys)),
-            np.log(kv),
-            _idle(heads, multiprocessors),
-        ],
-        axis=1,
-    )
+    sizes = (heads, batch, keys, q_heads / kv_heads, head_dim, tokens, pairs / (tokens * keys), kv)
+    place = np.stack([*map(np.log, sizes), _idle(heads, multiprocessors)], axis=1)
     return features, place
 
 
@@ -310,7 +296,7 @@ class OpModel:
         self._like = like
         for kind in OP_KINDS:
             if kind not in LINES and kind not in WHEN_ASKED:
-                self._fit_tables(kind, like)
+                self._fit_tables(kind)
         self._unfitted = set(WHEN_ASKED)
         self._elementwise = self._fit_elementwise()
         std = self._row_std.get("all_reduce", MEASURED_STD["all_reduce"]) + self._extra_std
@@ -335,7 +321,7 @@ class OpModel:
             return max(row.relative_std, 0.01)
         return float(self._row_std.get(row.kind, MEASURED_STD.get(row.kind, OTHER_STD)))
 
-    def _fit_tables(self, kind: str, like: OpModel | None) -> None:
+    def _fit_tables(self, kind: str) -> None:
         warm, cold = (
             {op_of(row): row for row in self._rows(kind, cache)} for cache in ("warm", "cold")
         )
@@ -350,29 +336,25 @@ class OpModel:
             for regime, ops in regimes.items():
                 table: OpTable | GpuTable | None = None
                 if len(ops) >= OP_KINDS[kind].min_rows:
-                    known = like._tables.get((regime, cache)) if like else None
                     times_s = np.array([rows[op].median_s for op in ops])
-                    table = (
-                        self._fit_gpu(ops, times_s, known)
-                        if self._gpu
-                        else OpTable.fit(ops, times_s)
-                    )
+                    if self._gpu:
+                        known = self._like._tables.get((regime, cache)) if self._like else None
+                        table = GpuTable.fit(
+                            ops,
+                            times_s,
+                            sizes=GPU_SIZES.get(kind, plain_sizes),
+                            multiprocessors=self._device.get("multiprocessors") or 128,
+                            like=known,
+                            folder=self.profile.folder if known is None else None,
+                        )
+                    else:
+                        table = OpTable.fit(ops, times_s)
                     self._tables[regime, cache] = table
                 for op in ops:
                     std = self._std_of(rows[op])
                     if isinstance(table, GpuTable):  # frameworks disagree by more than a row is off
                         std = max(0.01, min(std, table.row_std))
                     self._measured[op, cache == "cold"] = (rows[op].median_s, std + self._extra_std)
-
-    def _fit_gpu(self, ops: list[Op], times_s: Array, known: GpuTable | None) -> GpuTable:
-        return GpuTable.fit(
-            ops,
-            times_s,
-            sizes=GPU_SIZES.get(ops[0].kind, plain_sizes),
-            multiprocessors=self._device.get("multiprocessors") or 128,
-            like=known,
-            folder=self.profile.folder if known is None else None,
-        )
 
     def _fit_elementwise(self) -> dict[str, Answer]:
         """Constant and slope in elements, by name."""
@@ -387,21 +369,15 @@ class OpModel:
         return found
 
     def _require(self) -> None:
-        needed = ("gemm", "decode") if self._gpu else ("gemm", "attention")
-        missing = [
-            ("attention" if name == "decode" else name)
-            for name in needed
-            if (name, "cold") not in self._tables
-        ]
+        needed = {"gemm": "gemm", "decode" if self._gpu else "attention": "attention"}
+        missing = [kind for name, kind in needed.items() if (name, "cold") not in self._tables]
         if not self._elementwise and not self._gpu:
             missing.append("elementwise")
         if not missing:
             return
-        mend = (
-            "import tables that hold them or measure with archsearch profile"
-            if self._gpu
-            else "run archsearch profile longer (--budget 5m)"
-        )
+        mend = "run archsearch profile longer (--budget 5m)"
+        if self._gpu:
+            mend = "import tables that hold them or measure with archsearch profile"
         raise MissingDataError(
             f"the profile has too few {', '.join(missing)} rows for {self.dtype} in {self.mode}"
             f" mode; {mend} or pass another --dtype"
@@ -422,7 +398,7 @@ class OpModel:
         wanted = [op for op in dict.fromkeys(ops) if (op, cold) not in self._seen]
         for kind in {op.kind for op in wanted} & self._unfitted:
             self._unfitted.discard(kind)
-            self._fit_tables(kind, self._like)
+            self._fit_tables(kind)
         tables: list[Op] = []
         for op in wanted:
             # Rows of experts scatter by 5 to 10 % (one run of each). Where all experts are read,
@@ -430,7 +406,13 @@ class OpModel:
             # would stand out from its neighbours: so is it.
             smoothed = self._gpu and isinstance(op, Experts) and op.touched > op.experts - 0.5
             known = None if smoothed else self._measured.get((op, cold))
-            if not known and not smoothed and self._one_state(op):
+            # rows of some kinds do not tell warm from cold
+            if (
+                not known
+                and not smoothed
+                and self._gpu
+                and (_regime(op), "warm") not in self._tables
+            ):
                 known = self._measured.get((op, not cold))
             if isinstance(op, Elementwise):
                 self._seen[op, cold] = known or self._elementwise_s(op)
@@ -459,10 +441,6 @@ class OpModel:
         if isinstance(op, AllReduce):
             return "measured" if self._all_reduce.measured(op.ranks) else "modelled"
         return "measured" if (op, True) in self._measured else "modelled"
-
-    def _one_state(self, op: Op) -> bool:
-        """Whether rows of this kind of op do not tell warm from cold."""
-        return self._gpu and op.kind not in LINES and (_regime(op), "warm") not in self._tables
 
     def _too_few(self, kind: str, op: Op) -> MissingDataError:
         return MissingDataError(
@@ -538,9 +516,8 @@ class OpModel:
         much."""
         parts = [self.op_s(part, cold) for part in stand_ins(op)]
         total = sum(seconds for seconds, _ in parts)
-        return total, math.hypot(
-            sum(seconds * std for seconds, std in parts) / total, STAND_INS_STD
-        )
+        std = sum(seconds * std for seconds, std in parts) / total
+        return total, math.hypot(std, STAND_INS_STD)
 
     def _latent_s(self, op: LatentAttention, cold: bool) -> Answer:
         """Latent attention of several tokens, of which nobody has rows.
@@ -550,13 +527,10 @@ class OpModel:
         more than the cache's time.
         """
         last = op.keys() - 1
+        cases = ((op.batch, last), (op.batch, SHORT), (op.batch * op.tokens, SHORT))
         full, near, many = (
             self.op_s(replace(op, batch=batch, tokens=1, context=context), cold)
-            for batch, context in (
-                (op.batch, last),
-                (op.batch, SHORT),
-                (op.batch * op.tokens, SHORT),
-            )
+            for batch, context in cases
         )
         peak = float((self._device.get("flops_per_s") or {}).get("bfloat16") or math.inf)
         on_cache = max(0.0, full[0] - near[0])
@@ -606,7 +580,5 @@ class OpModel:
             return constant + slope * op.elements, 0.15
         in_graph, alone, moved = ELEMENTWISE_S.get(op.name, UNKNOWN_ELEMENTWISE_S)
         bandwidth = BANDWIDTH_SHARE * float(self._device["bandwidth_bytes_per_s"])
-        seconds = (in_graph if self.mode == "graph" else alone) + moved * op.elements * DTYPE_BYTES[
-            self.dtype
-        ] / bandwidth
-        return seconds, ELEMENTWISE_STD
+        moved_s = moved * op.elements * DTYPE_BYTES[self.dtype] / bandwidth
+        return (in_graph if self.mode == "graph" else alone) + moved_s, ELEMENTWISE_STD

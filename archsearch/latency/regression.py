@@ -119,22 +119,19 @@ class Residual:
         from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
         width = inputs.shape[1]
-        kernel = ConstantKernel(0.04, (1e-4, 1.0)) * RBF(
-            np.ones(width), [bounds] * width
-        ) + WhiteKernel(0.002, (min_noise**2, 0.2))
+        shape = ConstantKernel(0.04, (1e-4, 1.0)) * RBF(np.ones(width), [bounds] * width)
+        kernel = shape + WhiteKernel(0.002, (min_noise**2, 0.2))
         with warnings.catch_warnings():
             # a length scale at its bound means: this input does not matter
             warnings.simplefilter("ignore", ConvergenceWarning)
-            model = GaussianProcessRegressor(kernel, normalize_y=False, random_state=0).fit(
-                inputs, log_ratio
-            )
+            model = GaussianProcessRegressor(kernel, random_state=0).fit(inputs, log_ratio)
         amplitude = float(model.kernel_.k1.k1.constant_value)
         scales = np.asarray(model.kernel_.k1.k2.length_scale, dtype=float)
         noise = float(model.kernel_.k2.noise_level)
         scaled = inputs / scales
         squares = ((scaled[:, None, :] - scaled) ** 2).sum(-1)
         covariance = amplitude * np.exp(-0.5 * squares) + noise * np.eye(len(inputs))
-        inverse: Array = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
+        inverse = np.linalg.inv(covariance)
         return cls(scaled, scales, amplitude, noise, inverse @ log_ratio, inverse)
 
     def predict(self, point: Array) -> tuple[float, float]:
@@ -223,15 +220,8 @@ class Kriging:
         check = order[: cls.CHECK_ROWS]
         found: list[tuple[float, Kriging]] = []
         for robust, (amplitude, lengths, noise) in ((False, learnt[0]), (True, learnt[-1])):
-            model = cls(
-                inputs / lengths,
-                log_ratio,
-                np.full(len(log_ratio), noise),
-                lengths,
-                amplitude,
-                noise,
-                1.0,
-            )
+            even = np.full(len(log_ratio), noise)
+            model = cls(inputs / lengths, log_ratio, even, lengths, amplitude, noise, 1.0)
             if robust:
                 misfit = log_ratio - model.leave_one_out()[0]
                 model = replace(model, row_noise=noise * _student_weights(misfit, cls.STUDENT))
@@ -318,12 +308,8 @@ def _exponential_hyperparameters(
                 f"covariance of {size} rows is not positive definite at {theta}"
             )
         inverse = np.tril(dpotri(factor, lower=True)[0])
-        return (
-            distance,
-            correlated,
-            inverse + np.tril(inverse, -1).T,
-            2.0 * float(np.log(np.diag(factor)).sum()),
-        )
+        log_determinant = 2.0 * float(np.log(np.diag(factor)).sum())
+        return distance, correlated, inverse + np.tril(inverse, -1).T, log_determinant
 
     def cost(theta: Array) -> tuple[float, Array]:
         distance, correlated, inverse, log_determinant = covariance(theta)

@@ -146,7 +146,6 @@ class _Problem:
         return rounds, dict(zip(self.models, found[count + 1 :], strict=True))
 
     def predicted(self, scaled: Array) -> Array:
-        """Seconds of every row."""
         rounds, factors = self.unpack(scaled, 0.0 * scaled)
         rounds = replace(rounds, costs=rounds.costs.certain())
         found = []
@@ -259,17 +258,13 @@ def with_measured_rounds(
         if known is not None and known.engine == asked.engine:
             by_class.setdefault(known.costs.name, (known, []))[1].append(row)
     name = asked.costs.name
-    way = (asked.costs.graph, asked.costs.order)
-    others = [
-        key
-        for key, (rounds, _) in by_class.items()
-        if (rounds.costs.graph, rounds.costs.order) == way
-    ]
-    for key in [name] if name in by_class else others:
-        rounds, rows = by_class[key]
-        fit = _fitted(model, asked if key == name else rounds, rows)
-        if fit is not None:
-            return (fit.rounds if key == name else carried_over(asked, fit.rounds)), fit
+    if name in by_class:
+        fit = _fitted(model, asked, by_class[name][1])
+        return (asked if fit is None else fit.rounds), fit
+    for rounds, rows in by_class.values():
+        alike = all(getattr(rounds.costs, x) == getattr(asked.costs, x) for x in ("graph", "order"))
+        if alike and (fit := _fitted(model, rounds, rows)) is not None:
+            return carried_over(asked, fit.rounds), fit
     return asked, None
 
 

@@ -60,32 +60,25 @@ class CarriedOps:
         self.relative = Device.from_dict(measured.profile.device)
 
     def prepare(self, ops: Iterable[Op], cold: bool) -> None:
-        """Price many ops at once."""
         self.measured.prepare(ops, cold)
 
     def op_s(self, op: Op, cold: bool) -> Answer:
         """Seconds and relative std of one op."""
-        dtype = self.measured.dtype
+        both, dtype = (self.device, self.relative), self.measured.dtype
+        if not isinstance(op, AllReduce):
+            seconds, std = self.measured.op_s(op, cold)
+            return self._carried_s(op, seconds), math.hypot(std, TRANSFER_STD.get(op.kind, 0.25))
+        here, there = (datasheet_s(device, op, dtype) for device in both)
         # another kind of link between GPUs: nothing of the relative carries over
-        there = datasheet_s(self.device, op, dtype)
-        if isinstance(op, AllReduce) and over_link(self.device, op.ranks) != over_link(
-            self.relative, op.ranks
-        ):
-            return there, PCIE_STD
+        if len({over_link(device, op.ranks) for device in both}) > 1:
+            return here, PCIE_STD
         seconds, std = self.measured.op_s(op, cold)
-        return self._carried_s(op, seconds), math.hypot(std, TRANSFER_STD.get(op.kind, 0.25))
+        return seconds * here / there, math.hypot(std, TRANSFER_STD.get(op.kind, 0.25))
 
     def _carried_s(self, op: Op, seconds: float) -> float:
-        """Seconds of `op` on the device where the relative takes `seconds`."""
-        dtype = self.measured.dtype
-        if isinstance(op, AllReduce):
-            return (
-                seconds
-                * datasheet_s(self.device, op, dtype)
-                / datasheet_s(self.relative, op, dtype)
-            )
-        peak, other = (device.peak_flops_per_s(dtype) for device in (self.device, self.relative))
-        here, there = (_memory_s(device, op, dtype) for device in (self.device, self.relative))
+        both, dtype = (self.device, self.relative), self.measured.dtype
+        peak, other = (device.peak_flops_per_s(dtype) for device in both)
+        here, there = (_memory_s(device, op, dtype) for device in both)
         if OP_KINDS[op.kind].flops(op) / other > there:
             return seconds * other / peak
         known = min(1.0, seconds / there)  # weights in the cache take less than memory's least
@@ -98,7 +91,6 @@ class CarriedOps:
 
 
 def _memory_s(device: Device, op: Op, dtype: str) -> float:
-    """Seconds that memory needs for an op at its best."""
     width = DTYPE_BYTES[dtype]
     if isinstance(op, Gemm) and op.format:
         width = max(width, 2)  # counted in numbers of 16 bits

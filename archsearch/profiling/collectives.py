@@ -40,20 +40,15 @@ def measure_all_reduces(
     `mode` graph: CALLS sums in one CUDA graph; eager: one call after the other. `backend` gloo runs
     on CPUs (tests). Raises RunFailed where a process died.
     """
-    import torch.multiprocessing
+    from torch.multiprocessing import ProcessExitedException, ProcessRaisedException, spawn
 
     rows = []
     for ranks in sorted({op.ranks for op in ops}):
         sizes = [op.elements for op in ops if op.ranks == ranks]
         with tempfile.TemporaryDirectory(prefix="archsearch-allreduce-") as folder:
             try:
-                torch.multiprocessing.spawn(
-                    _worker, (ranks, sizes, dtype, mode, backend, folder), nprocs=ranks
-                )
-            except (
-                torch.multiprocessing.ProcessRaisedException,
-                torch.multiprocessing.ProcessExitedException,
-            ) as error:
+                spawn(_worker, (ranks, sizes, dtype, mode, backend, folder), nprocs=ranks)
+            except (ProcessRaisedException, ProcessExitedException) as error:
                 words = str(error).strip().rpartition("\n")[2]
                 raise RunFailed(
                     f"measuring all-reduce over {ranks} devices failed: {words}"

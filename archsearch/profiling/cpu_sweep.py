@@ -119,10 +119,10 @@ def plan(
     ]
     limit = min(FORWARD_MODEL_LIMIT_BYTES, memory_bytes / 2)
     whole = [
-        Point("forward", "warm", arch=arch, batch=batch, tokens=tokens, context=context)
+        Point("forward", "warm", None, arch, batch, *case)
         for arch in targets
         if 2 * weight_bytes_per_pass(arch, DTYPE_BYTES[dtype]) < limit
-        for tokens, context in WHOLE_PASSES
+        for case in WHOLE_PASSES
     ]
     small = _elementwise(drafts, targets, batch)
     # A draft and the target may share a GEMM: planned once.
@@ -166,11 +166,7 @@ class CpuBench(Bench):
 
 
 def sweep(
-    bench: Bench,
-    points: dict[str, list[Point]],
-    *,
-    budget_s: float,
-    progress: Progress = silent,
+    bench: Bench, points: dict[str, list[Point]], *, budget_s: float, progress: Progress = silent
 ) -> int:
     """Measure the points of each dtype in turn until done or the budget is spent; returns how many
     rows are new.
@@ -178,14 +174,11 @@ def sweep(
     The dtypes share the budget in proportion to their rank: the first gets most. Points that do not
     fit the device's memory are listed in `bench.skipped`.
     """
-    start = time.perf_counter()
-    new = 0
-    shares = {dtype: 1.0 / (rank + 1) for rank, dtype in enumerate(points)}
-    total = sum(shares.values())
-    spent = 0.0
+    start, new, spent = time.perf_counter(), 0, 0.0
+    total = sum(1.0 / (rank + 1) for rank in range(len(points)))
     with torch.inference_mode():
-        for dtype, todo in points.items():
-            spent += budget_s * shares[dtype] / total
+        for rank, (dtype, todo) in enumerate(points.items()):
+            spent += budget_s * (1.0 / (rank + 1)) / total
             model_cache: Models = {}
             pending = list(chain(*together(unmeasured(bench, todo, dtype))))
             for number, point in enumerate(pending):
@@ -218,26 +211,21 @@ def check_points(
     points: list[Point] = []
     for arch in rng.sample(unseen, min(count, len(unseen))):
         context = rng.choice(contexts)
-        points += [
-            Point("forward", cache, arch=arch, context=context) for cache in ("warm", "cold")
-        ]
+        step = Point("forward", "warm", arch=arch, context=context)
+        points += [step, replace(step, cache="cold")]
     if target is None or not (mode == "eager" or layers.lean_supported(target)):
         return points
     if 2 * weight_bytes_per_pass(target, DTYPE_BYTES[dtype]) < min(limit, memory_bytes / 2):
         pairs = [(tokens, context) for tokens in range(2, 10) for context in contexts]
         points += [
-            Point("forward", "warm", arch=target, tokens=tokens, context=context)
-            for tokens, context in rng.sample(pairs, min(max(4, count // 2), len(pairs)))
+            Point("forward", "warm", None, target, 1, *case)
+            for case in rng.sample(pairs, min(max(4, count // 2), len(pairs)))
         ]
     return points
 
 
 def measure_points(
-    bench: Bench,
-    points: Sequence[Point],
-    dtype: str,
-    rounds: int = 2,
-    progress: Progress = silent,
+    bench: Bench, points: Sequence[Point], dtype: str, rounds: int = 2, progress: Progress = silent
 ) -> Iterator[tuple[Point, Measurement]]:
     """Measure points without recording them; `rounds` passes over all, minutes apart, so that one
     bad moment does not decide.

@@ -25,9 +25,8 @@ from archsearch.hardware.identify import GpuState, VisibleGpu, gpu_state, idle_g
 from archsearch.profiles import THROTTLED_DROP, Measurement, Profile
 from archsearch.profiling import kernels, layers
 from archsearch.profiling.fused import Fused, attention_kernel, fused_for, graph_backends
-from archsearch.profiling.kernels import Run
 from archsearch.profiling.points import Bench, Models, Point, Prepared
-from archsearch.profiling.timer import Timer, Timing, plan
+from archsearch.profiling.timer import Run, Timer, Timing, plan
 from archsearch.records import as_data
 from archsearch.workload import Workload, dtype_name
 
@@ -63,12 +62,12 @@ class CudaRunner:
 
     def capture(self, calls: Sequence[Run]) -> Run:
         """A callable that runs all `calls` once, as one CUDA graph where the mode is `graph`."""
+
+        def row() -> None:
+            for call in calls:
+                call()
+
         if self.mode == "eager":
-
-            def row() -> None:
-                for call in calls:
-                    call()
-
             return row
         with graph_backends():
             self._stream.wait_stream(torch.cuda.current_stream())
@@ -80,8 +79,7 @@ class CudaRunner:
             graph = torch.cuda.CUDAGraph()
             try:
                 with torch.cuda.graph(graph, stream=self._stream):
-                    for call in calls:
-                        call()
+                    row()
             except RuntimeError:  # where ending the capture failed too, torch stays on its stream
                 torch.cuda.set_stream(torch.cuda.default_stream(self.device))
                 raise
@@ -116,7 +114,6 @@ class CudaRunner:
         return self._start.elapsed_time(self._end) / 1e3
 
     def release(self) -> None:
-        """Give back memory that is reserved and unused."""
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -270,15 +267,9 @@ class CudaBench(Bench):
 
     def provenance(self) -> dict[str, object]:
         """How the rows were made, for the profile's header: driver, clocks, limits, kernels."""
-        data: dict[str, object] = {
-            "cuda": torch.version.cuda,
-            "mode": self.mode,
-            "attention": ATTENTION[self.mode],
-            "fused_kernels": {
-                dtype: "triton" if fused.compiled else "torch"
-                for dtype, fused in self.fused.items()
-            },
-        }
+        small = {name: "triton" if own.compiled else "torch" for name, own in self.fused.items()}
+        data: dict[str, object] = {"cuda": torch.version.cuda, "mode": self.mode}
+        data |= {"attention": ATTENTION[self.mode], "fused_kernels": small}
         return data | ({} if self.state is None else {"gpu": as_data(self.state)})
 
 
@@ -322,10 +313,9 @@ def cuda_problem() -> str | None:
 def supported_dtypes(device: Device, mode: str) -> list[str]:
     """The dtypes that can be measured on `device`, best first; float8_e4m3fn means GEMMs in graph
     mode only."""
-    found = [dtype for dtype in ("bfloat16", "float16", FP8) if dtype in device.flops_per_s]
-    capability = tuple(int(part) for part in (device.compute_capability or "0.0").split("."))
-    eights = mode == "graph" and capability >= (8, 9)
-    return [dtype for dtype in found if dtype != FP8 or eights]
+    capability = tuple(map(int, (device.compute_capability or "0.0").split(".")))
+    eights = (FP8,) if mode == "graph" and capability >= (8, 9) else ()
+    return [dtype for dtype in ("bfloat16", "float16", *eights) if dtype in device.flops_per_s]
 
 
 def check_cuda(device: Device) -> None:

@@ -115,15 +115,8 @@ def agree(one: Fused, other: Fused, device: torch.device, dtype: torch.dtype) ->
     for kernels in (one, other):
         added, rotated = residual.clone(), rows.clone()
         kernels.rope_(rotated, angle.cos(), angle.sin(), 4)
-        results.append(
-            [
-                kernels.rms_norm(x, weight, 1e-6),
-                kernels.rms_norm(x, weight, 1e-6, added),
-                added,
-                rotated,
-                kernels.silu_mul(gate_up),
-            ]
-        )
+        normed = kernels.rms_norm(x, weight, 1e-6), kernels.rms_norm(x, weight, 1e-6, added)
+        results.append([*normed, added, rotated, kernels.silu_mul(gate_up)])
     tolerance = max(4 * torch.finfo(dtype).eps, 1e-5)
     return all(
         torch.allclose(a.float(), b.float(), rtol=tolerance, atol=tolerance)
@@ -215,20 +208,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, window: int | None = None)
     if flash_usable(query):  # pragma: no cover
         left, right = (-1, -1) if window is None else (window - 1, 0)
         causal = tokens > 1
-        return torch.ops.aten._flash_attention_forward(
-            query,
-            key,
-            value,
-            None,
-            None,
-            tokens,
-            keys,
-            0.0,
-            causal,
-            False,
-            window_size_left=left,
-            window_size_right=0 if causal else right,
-        )[0]
+        sides = {"window_size_left": left, "window_size_right": 0 if causal else right}
+        sizes = (None, None, tokens, keys, 0.0, causal, False)
+        return torch.ops.aten._flash_attention_forward(query, key, value, *sizes, **sides)[0]
     groups, mask = query.shape[2] // key.shape[2], None
     if tokens > 1 or (window is not None and keys > window):
         mask = lower_right_mask(tokens, keys, window, query.device, groups)

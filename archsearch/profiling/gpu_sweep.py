@@ -168,12 +168,8 @@ def needs(
         )
         if fused:  # engines choose the tokens on the GPU
             found[sample_op(arch, batch=batch, tokens=tokens)] += 1
-        passes.append(
-            {
-                (op, _from_memory(op, cold, room.cache_bytes / DTYPE_BYTES[dtype])): float(n)
-                for op, n in found.items()
-            }
-        )
+        held = room.cache_bytes / DTYPE_BYTES[dtype]
+        passes.append({(op, _from_memory(op, cold, held)): float(n) for op, n in found.items()})
 
     chosen = spread(list(drafts), draft_features, asked.steps)
     for number, arch in enumerate(chosen):
@@ -183,16 +179,12 @@ def needs(
     if target is not None:
         for batch in batches:
             for number, tokens in enumerate((1, *asked.verify_tokens)):
-                for context in (
-                    contexts
-                    if tokens in (1, 5, max(asked.verify_tokens))
-                    else [contexts[number % len(contexts)]]
-                ):
+                every = tokens in (1, 5, max(asked.verify_tokens))
+                for context in contexts if every else [contexts[number % len(contexts)]]:
                     add(target, batch, tokens, context, asked.ranks, cold=True)
     asked = replace(asked, models=min(asked.models, len(chosen)))
-    return Needs(
-        tuple(passes), tuple(_whole_points(chosen, target, (dtype, mode), asked, room, rng))
-    )
+    wholes = _whole_points(chosen, target, (dtype, mode), asked, room, rng)
+    return Needs(tuple(passes), tuple(wholes))
 
 
 def _from_memory(op: Op, cold: bool, cache_elements: float) -> bool:
@@ -213,7 +205,6 @@ def _whole_points(
     room: Room,
     rng: random.Random,
 ) -> list[Point]:
-    """The wholes of `needs`; `how`: dtype and mode."""
     (dtype, mode), batches, contexts = how, asked.batches, asked.contexts
     usable = [arch for arch in drafts if mode == "eager" or lean_supported(arch)]
     # Points of one model together: building it costs more than timing it.
@@ -233,16 +224,12 @@ def _whole_points(
         size, limit = DTYPE_BYTES[dtype], min(GPU_MODEL_LIMIT_BYTES, 0.4 * room.memory_bytes)
         layer = target.replace(num_hidden_layers=1, draft_vocab_size=1)
         if 3 * weight_bytes_per_pass(layer, size) < limit:
-            extra += [
-                [stack_point(target, dtype, STACK, batches[0], tokens, contexts[1 % len(contexts)])]
-                for tokens in (1, 5, 9, 17)
-            ]
+            context = contexts[1 % len(contexts)]
+            for tokens in (1, 5, 9, 17):
+                extra.append([stack_point(target, dtype, STACK, batches[0], tokens, context)])
         if weight_bytes_per_pass(target, size) < limit:
             cases = zip([*batches] * 3, (1, 5, 9, 3, 1, 5, 17, 7, 2), short * 9, strict=False)
-            passes = [
-                Point("forward", "warm", arch=target, batch=batch, tokens=tokens, context=context)
-                for batch, tokens, context in cases
-            ]
+            passes = [Point("forward", "warm", None, target, *case) for case in cases]
             extra[:0] = [passes[start : start + 3] for start in range(0, len(passes), 3)]
     return [point for group in interleaved(groups, extra) for point in group]
 
@@ -267,13 +254,11 @@ def _reach(needs: Sequence[Need]) -> Array:
 def seed_points(ops: Sequence[Need], seeds: Mapping[str, int] = SEEDS) -> list[Point]:
     """Spread points of every kind, cache state and elementwise name: enough for a first fit,
     extremes included."""
-    return [
-        point_of(need)
-        for members in _groups(ops)
-        for need in spread(
-            members, lambda need: op_features(need[0]), seeds.get(members[0][0].kind, OTHER_SEEDS)
-        )
-    ]
+    found: list[Need] = []
+    for members in _groups(ops):
+        count = seeds.get(members[0][0].kind, OTHER_SEEDS)
+        found += spread(members, lambda need: op_features(need[0]), count)
+    return [*map(point_of, found)]
 
 
 def point_of(need: Need) -> Point:
@@ -406,20 +391,17 @@ def adaptive_sweep(
     std: float | None = None
     with torch.inference_mode():
         third = len(wholes) // 3
-        measure(_mixed(open_points(seed_points(ops, SEEDS)), wholes[:third]), "first points")
+        measure(_mixed(open_points(seed_points(ops)), wholes[:third]), "first points")
         wholes = wholes[third:]
         while not spent():
-            left = open_points(
-                point_of(need) for need in ops if not isinstance(need[0], Elementwise)
-            )
+            rough = (need for need in ops if not isinstance(need[0], Elementwise))
+            left = open_points(map(point_of, rough))
             open_ops = [(point.op, point.cache == "cold") for point in left if point.op]
             size = max(BATCH, int(BATCH_GROWTH * len(bench.profile.rows)))
             try:
                 model = fit(bench.profile, dtype, bench.mode)
             except MissingDataError:
-                picked = spread(
-                    open_ops, lambda need: [*op_features(need[0]), *[0.0] * 5][:5], size
-                )
+                picked = spread(open_ops, lambda need: (op_features(need[0]) + [0.0] * 5)[:5], size)
             else:
                 for cold in (True, False):
                     model.prepare([op for op, state in ops if state == cold], cold)

@@ -8,7 +8,6 @@ per copy of the operands; a graph captures all.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -19,14 +18,13 @@ from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm,
 from archsearch.engine_facts import load
 from archsearch.errors import MissingDataError
 from archsearch.profiling.fused import Fused, attend, lower_right_mask
-from archsearch.profiling.timer import WeightPool, copies_of
+from archsearch.profiling.timer import Run, WeightPool, copies_of
 
 # Calls of one graph at least, so that its launch is a small share.
 GRAPH_CALLS = 32
 # And at most: copies of a weight so small that these do not exceed the L2 are launches, whose bytes
 # take no time.
 MAX_GRAPH_CALLS = 2048
-Run = Callable[[], object]
 
 
 def eager_call(op: Op, pool: WeightPool, working_set_bytes: int) -> Run:
@@ -93,8 +91,7 @@ def elementwise(op: Elementwise, pool: WeightPool, working_set_bytes: int = 1) -
     """The chains of small kernels between GEMMs, on `elements` numbers that the cache holds. Raises
     ValueError for an op without one."""
     dtype = pool.flat.dtype
-    x = torch.randn(1, 1, op.elements).to(pool.flat)
-    y = torch.randn(1, 1, op.elements).to(pool.flat)
+    x, y = (torch.randn(1, 1, op.elements).to(pool.flat) for _ in range(2))
     if op.name == "norm":  # LlamaRMSNorm.forward, line by line: upcast, variance, scale, downcast
 
         def norm() -> object:
@@ -114,11 +111,15 @@ def elementwise(op: Elementwise, pool: WeightPool, working_set_bytes: int = 1) -
             return x * y + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * y
 
         return rope
-    if op.name == "embed":
-        table = pool.matrices(1024, op.elements, 16 << 20)[0]
-        index = torch.randint(0, 1024, (1, 1)).to(pool.flat.device)
-        return lambda: functional.embedding(index, table)
-    raise ValueError(f"no kernel for elementwise op {op.name!r}")
+    return _embed(op, pool, op.elements, (1, 1))
+
+
+def _embed(op: Elementwise, pool: WeightPool, width: int, shape: tuple[int, ...]) -> Run:
+    if op.name != "embed":
+        raise ValueError(f"no kernel for elementwise op {op.name!r}")
+    table = pool.matrices(1024, width, 16 << 20)[0]
+    index = torch.randint(0, 1024, shape).to(pool.flat.device)
+    return lambda: functional.embedding(index, table)
 
 
 # -- as serving engines run them
@@ -148,8 +149,8 @@ def graph_calls(op: Op, pool: WeightPool, working_set_bytes: int, fused: Fused) 
     return (calls * rounds)[:MAX_GRAPH_CALLS]
 
 
-def _gemm_calls(op: Gemm, pool: WeightPool, working_set_bytes: int) -> list[Run]:
-    weights = pool.matrices(op.n, op.k, working_set_bytes)[:MAX_GRAPH_CALLS]
+def _gemm_calls(op: Gemm, pool: WeightPool, size: int) -> list[Run]:
+    weights = pool.matrices(op.n, op.k, size)[:MAX_GRAPH_CALLS]
     x = torch.randn(op.m, op.k, device=pool.flat.device).to(pool.flat.dtype)
     if pool.flat.dtype != torch.float8_e4m3fn:
         return [partial(functional.linear, x, weight) for weight in weights]
@@ -165,10 +166,10 @@ def _gemm_calls(op: Gemm, pool: WeightPool, working_set_bytes: int) -> list[Run]
     return [scaled(weight) for weight in weights]
 
 
-def _attention_calls(op: Attention, pool: WeightPool, working_set_bytes: int) -> list[Run]:
+def _attention_calls(op: Attention, pool: WeightPool, size: int) -> list[Run]:
     keys = op.keys()
     per_copy = 2 * op.batch * keys * op.kv_heads * op.head_dim
-    copies = min(copies_of(per_copy * pool.itemsize, working_set_bytes), MAX_GRAPH_CALLS)
+    copies = min(copies_of(per_copy * pool.itemsize, size), MAX_GRAPH_CALLS)
     caches = pool.flat.new_empty(copies, op.batch, keys, 2, op.kv_heads, op.head_dim)
     pool.fill(caches)
 
@@ -215,8 +216,4 @@ def _fused_elementwise(op: Elementwise, pool: WeightPool, fused: Fused) -> Run:
         angle = torch.rand(x.shape[0], head // 2, device=x.device)
         cos, sin = angle.cos(), angle.sin()
         return lambda: fused.rope_(x, cos, sin, width // head)
-    if op.name == "embed":
-        table = pool.matrices(1024, width, 16 << 20)[0]
-        index = torch.randint(0, 1024, (x.shape[0],)).to(x.device)
-        return lambda: functional.embedding(index, table)
-    raise ValueError(f"no kernel for elementwise op {op.name!r}")
+    return _embed(op, pool, width, (x.shape[0],))

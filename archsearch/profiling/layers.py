@@ -3,7 +3,7 @@ host time, cost per pass)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,9 +16,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.models.drafts import build_draft
 from archsearch.models.runtime import cheap_initialisation
 from archsearch.profiling.fused import Fused, attend, lower_right_mask
-from archsearch.profiling.timer import WeightPool
-
-Run = Callable[[], object]
+from archsearch.profiling.timer import Run, WeightPool
 
 
 def build_model(arch: Architecture, pool: WeightPool) -> Any:
@@ -91,17 +89,13 @@ def layer_stack(
     if tokens > 1:
         mask = lower_right_mask(tokens, context + tokens, None, device)[None, None]
 
+    given = {"attention_mask": mask, "position_ids": positions, "past_key_values": cache}
+    given |= {"use_cache": True, "position_embeddings": rotary}
+
     def run() -> object:
         state = hidden
         for layer in model.layers:
-            state = layer(
-                state,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-                position_embeddings=rotary,
-            )
+            state = layer(state, **given)
         cache.crop(-tokens)
         return state
 
@@ -195,11 +189,8 @@ class LeanDecoder:
             for window in arch.windows()
         ]
         embed = weight(arch.vocab_size, hidden)
-        head = (
-            embed
-            if arch.tie_word_embeddings and not arch.trimmed
-            else weight(arch.head_rows, hidden)
-        )
+        shared = arch.tie_word_embeddings and not arch.trimmed
+        head = embed if shared else weight(arch.head_rows, hidden)
         return cls(arch, embed, layers, ones[:hidden], head, 1e-5, fused)
 
 
@@ -216,9 +207,8 @@ class LeanRun:
         self.cache = torch.zeros(shape, dtype=model.norm.dtype, device=model.norm.device)
         if pool is not None:  # zeros would make the softmax flat, and untouched pages read falsely
             pool.fill(self.cache)
-        frequencies = arch.rope_theta ** (
-            -torch.arange(0, arch.head_dim, 2, dtype=torch.float32) / arch.head_dim
-        )
+        places = torch.arange(0, arch.head_dim, 2, dtype=torch.float32)
+        frequencies = arch.rope_theta ** (-places / arch.head_dim)
         angles = torch.arange(capacity, dtype=torch.float32)[:, None] * frequencies
         self.cos, self.sin = angles.cos().to(self.cache.device), angles.sin().to(self.cache.device)
 
@@ -242,10 +232,8 @@ class LeanRun:
                 _norm_heads(qkv[:, q_size : q_size + arch.kv_size], layer.k_norm, model.eps)
             fused.rope_(qkv, cos, sin, arch.num_attention_heads + arch.num_key_value_heads)
             sequences = qkv.view(self.batch, tokens, -1)
-            kv = self.cache[number]
-            kv[:, start:stop].copy_(
-                sequences[..., q_size:].unflatten(-1, (2, arch.num_key_value_heads, arch.head_dim))
-            )
+            kv, heads = self.cache[number], (2, arch.num_key_value_heads, arch.head_dim)
+            kv[:, start:stop].copy_(sequences[..., q_size:].unflatten(-1, heads))
             # The first new token's first key.
             first = 0 if layer.window is None else max(0, start + 1 - layer.window)
             # [batch, tokens, heads, head_dim], as the cache's rows
@@ -269,9 +257,8 @@ class LeanRun:
     def step(self, tokens: int, start: int) -> Run:
         """A repeatable pass of `tokens` tokens after `start` cached ones, embedding and head
         included."""
-        ids = torch.randint(0, self.model.arch.vocab_size, (self.batch, tokens)).to(
-            self.cache.device
-        )
+        ids = torch.randint(0, self.model.arch.vocab_size, (self.batch, tokens))
+        ids = ids.to(self.cache.device)
         return lambda: self.forward(ids, start)
 
     def layer_step(self, tokens: int, start: int) -> Run:

@@ -49,15 +49,11 @@ class Point:
     def describe(self) -> str:
         """A few words for a person."""
         if self.op is not None:
-            sizes = ", ".join(
-                f"{name} {value}" for name, value in self.shape().items() if value is not None
-            )
-            return f"{self.kind} ({sizes})"
+            said = ((name, value) for name, value in self.shape().items() if value is not None)
+            return f"{self.kind} ({', '.join(f'{name} {value}' for name, value in said)})"
         assert self.arch is not None
-        return (
-            f"{self.kind} {self.arch.label()} (batch {self.batch}, tokens {self.tokens}, context"
-            f" {self.context})"
-        )
+        sizes = f"batch {self.batch}, tokens {self.tokens}, context {self.context}"
+        return f"{self.kind} {self.arch.label()} ({sizes})"
 
 
 def spread(items: Sequence[T], features: Callable[[T], Sequence[float]], count: int) -> list[T]:
@@ -83,7 +79,7 @@ def interleaved(*groups: Sequence[T]) -> list[T]:
         for number, group in enumerate(groups)
         for i, item in enumerate(group)
     ]
-    return [item for _, _, item in sorted(keyed, key=lambda entry: entry[:2])]
+    return [item for *_, item in sorted(keyed, key=lambda entry: entry[:2])]
 
 
 def together(points: Iterable[Point], kinds: Sequence[str] = ("forward",)) -> list[list[Point]]:
@@ -101,9 +97,8 @@ def stack_point(
 ) -> Point:
     """A stack of so many layers of `arch` that they hold more than the last-level cache. `least`:
     bytes and layers."""
-    size = weight_bytes_per_pass(
-        arch.replace(draft_vocab_size=1, num_hidden_layers=1), DTYPE_BYTES[dtype]
-    )
+    layer = arch.replace(draft_vocab_size=1, num_hidden_layers=1)
+    size = weight_bytes_per_pass(layer, DTYPE_BYTES[dtype])
     many = max(least[1], min(48, math.ceil(least[0] / size)))
     full = arch.replace(num_hidden_layers=many, window_pattern="L", sliding_window=None)
     return Point("layer", "cold", arch=full, batch=batch, tokens=tokens, context=context)
@@ -160,7 +155,6 @@ class Bench:
         self.flush: kernels.Run = layers.cache_flusher(cold_bytes, device)
 
     def new_timer(self, dtype: str) -> Timer:
-        """What times callables in a dtype."""
         raise NotImplementedError
 
     def prepare(self, point: Point, dtype: str, model_cache: Models) -> Prepared:
@@ -207,7 +201,6 @@ class Bench:
 
     @property
     def slowdowns(self) -> list[float]:
-        """Every slowdown seen so far, over all dtypes."""
         return [slowdown for timer in self._timers.values() for slowdown in timer.slowdowns]
 
     def pool(self, dtype: str) -> WeightPool:
@@ -280,9 +273,8 @@ def out_of_memory(error: BaseException) -> BaseException | None:
     something else."""
     found: BaseException | None = error
     while found is not None:
-        if isinstance(found, torch.OutOfMemoryError) or any(
-            words in str(found) for words in SHORTAGES
-        ):
+        said = any(words in str(found) for words in SHORTAGES)
+        if said or isinstance(found, torch.OutOfMemoryError):
             return found
         found = found.__cause__ or found.__context__
     return None
@@ -291,9 +283,6 @@ def out_of_memory(error: BaseException) -> BaseException | None:
 def unmeasured(bench: Bench, points: Iterable[Point], dtype: str) -> list[Point]:
     """The points without a row that can be used: none, one that something disturbed, or one of a
     device that throttled."""
-    known = {
-        key
-        for key, row in bench.profile.rows.items()
-        if not row.grossly_noisy and not row.throttled
-    }
+    rows = bench.profile.rows.items()
+    known = {key for key, row in rows if not row.grossly_noisy and not row.throttled}
     return [point for point in points if row_key(point, dtype, bench.mode) not in known]

@@ -16,6 +16,7 @@ import torch
 
 from archsearch.engine_rounds import HOSTS
 
+Run = Callable[[], object]
 MIN_REPEATS = 5
 MAX_REPEATS = 25
 MIN_REPEAT_S = 0.002
@@ -103,8 +104,7 @@ class Probe:
     def reference_s(self, runs: int = 200) -> float:
         """The probe's speed on this machine when little disturbs it: the lower quartile of many
         runs."""
-        times = [self() for _ in range(runs)]
-        return statistics.quantiles(times, n=4)[0]
+        return statistics.quantiles([self() for _ in range(runs)], n=4)[0]
 
 
 def plan(
@@ -136,9 +136,9 @@ class Timer:
 
     def time(
         self,
-        run: Callable[[], object],
+        run: Run,
         *,
-        before: Callable[[], object] | None = None,
+        before: Run | None = None,
         budget_s: float = 0.06,
         calls: int | None = None,
     ) -> Timing:
@@ -251,8 +251,8 @@ def measure_host(budget_s: float = 60.0) -> HostSpeed:
         found: list[float] = []
         end = time.perf_counter() + budget_s
         with torch.inference_mode():
-            while len(found) < WARM_UP + 200 and (
-                len(found) <= WARM_UP or time.perf_counter() < end
+            while len(found) <= WARM_UP or (
+                len(found) < WARM_UP + 200 and time.perf_counter() < end
             ):
                 start = time.thread_time()
                 model(token, use_cache=False)

@@ -65,18 +65,8 @@ def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> 
     rows, width = x.shape
     out = torch.empty_like(x)
     block = triton.next_power_of_2(width)
-    warps = min(16, max(1, block // 256))
-    _rms_norm[(rows,)](
-        x,
-        x if residual is None else residual,
-        weight,
-        out,
-        width,
-        eps,
-        ADD=residual is not None,
-        BLOCK=block,
-        num_warps=warps,
-    )
+    how = {"ADD": residual is not None, "BLOCK": block, "num_warps": min(16, max(1, block // 256))}
+    _rms_norm[(rows,)](x, x if residual is None else residual, weight, out, width, eps, **how)
     return out
 
 

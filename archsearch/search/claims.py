@@ -70,9 +70,8 @@ class Claims:
         return not tasks.keys() <= done
 
     def withdraw(self) -> None:
-        """Take back what waits."""
         for trial in self._trials("WAITING"):
-            self._close(trial, "taken back")
+            self._close(trial._trial_id, "taken back")
 
     def work(
         self, do: Callable[[Details], float], can: Callable[[Details], bool] = lambda details: True
@@ -94,7 +93,7 @@ class Claims:
                 value = float(do(trial.user_attrs))
         except BaseException as error:  # given back at once, Ctrl-C and a full disk included
             with suppress(Exception):  # the work's own error is the one that is raised
-                self._close(trial, f"{type(error).__name__} in {self.name}")
+                self._close(trial._trial_id, f"{type(error).__name__} in {self.name}")
             raise
         with suppress(self._over):  # taken for dead: it is somebody else's now
             self._storage.set_trial_state_values(trial._trial_id, self._states.COMPLETE, [value])
@@ -107,7 +106,7 @@ class Claims:
         earlier = self._holders(key)
         mine = self._add("RUNNING", key, {})
         for trial in earlier:
-            self._close(trial, f"{self.name} goes on")
+            self._close(trial._trial_id, f"{self.name} goes on")
         try:
             with self._alive(mine):
                 yield
@@ -134,22 +133,20 @@ class Claims:
         trial = create_trial(state=self._states[state], user_attrs=attrs)
         return self._storage.create_new_trial(self.study._study_id, trial)
 
-    def _close(self, trial: FrozenTrial | int, why: str) -> None:
-        number = trial if isinstance(trial, int) else trial._trial_id
+    def _close(self, number: int, why: str) -> None:
         with suppress(self._over):
             self._storage.set_trial_user_attr(number, CLOSED, why)
             self._storage.set_trial_state_values(number, self._states.FAIL)
 
     def _close_dead(self, running: list[FrozenTrial]) -> None:
-        """Close what runs and whose counter has stood still for too long."""
         now = time.monotonic()
         for trial in running:
-            counter = int(trial.user_attrs.get(ALIVE, 0))
-            before, since = self._seen.get(trial._trial_id, (-1, now))
+            number, counter = trial._trial_id, int(trial.user_attrs.get(ALIVE, 0))
+            before, since = self._seen.get(number, (-1, now))
             if counter != before:
-                self._seen[trial._trial_id] = (counter, now)
+                self._seen[number] = (counter, now)
             elif now - since > self.grace_s:
-                self._close(trial, f"{trial.user_attrs.get(WORKER, 'its worker')} is gone")
+                self._close(number, f"{trial.user_attrs.get(WORKER, 'its worker')} is gone")
 
     @contextmanager
     def _alive(self, trial_id: int) -> Iterator[None]:

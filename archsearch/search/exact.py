@@ -23,7 +23,6 @@ from archsearch.architecture.grid import BODY_FIELDS, Head, ShapeGrid, Window
 from archsearch.drafters.drafter import Draft
 from archsearch.drafters.models import Independent
 from archsearch.errors import InvalidShapeError
-from archsearch.estimate import Array
 from archsearch.search.objective import GridScores, Place, Score, Scorer
 from archsearch.search.space import Indices, SearchSpace
 
@@ -44,13 +43,7 @@ class SpaceGrid:
         """One choice per dimension, in the order of `SearchSpace.dimensions`."""
         body, depth, window, head = place
         rows, tied = self.heads[head]
-        return (
-            depth,
-            *(int(index) for index in self.bodies[body]),
-            rows,
-            self.windows[window],
-            tied,
-        )
+        return (depth, *map(int, self.bodies[body]), rows, self.windows[window], tied)
 
 
 def grid_of(space: SearchSpace, target: Architecture) -> SpaceGrid | None:
@@ -59,7 +52,8 @@ def grid_of(space: SearchSpace, target: Architecture) -> SpaceGrid | None:
     Which shapes are valid is a matter of their bodies, which `SearchSpace.build` is asked about one
     by one; of choices that make the same shape the first stays, as in `SearchSpace.enumerate`.
     """
-    choices = {each.name: range(len(each.choices)) for each in space.dimensions(target)}
+    values = {each.name: each.choices for each in space.dimensions(target)}
+    choices = {name: range(len(each)) for name, each in values.items()}
 
     def built(body: tuple[int, ...], rows: int = 0, window: int = 0, tied: int = 0) -> Any:
         return space.build((0, *body, rows, window, tied), target)
@@ -82,11 +76,10 @@ def grid_of(space: SearchSpace, target: Architecture) -> SpaceGrid | None:
     ):
         shape = built(first, rows, tied=tied)
         heads.setdefault(Head(shape.draft_vocab_size, shape.tie_word_embeddings), (rows, tied))
-    depths = next(d for d in space.dimensions(target) if d.name == "num_hidden_layers").choices
     grid = ShapeGrid.of(
         shape,
         dict(zip(BODY_FIELDS, np.array(list(bodies), dtype=np.int64).T, strict=True)),
-        [int(depth) for depth in depths],
+        [int(depth) for depth in values["num_hidden_layers"]],
         list(windows),
         list(heads),
     )
@@ -134,25 +127,16 @@ class Ranking:
         top = np.argpartition(-flat, count - 1)[:count]
         self.best += [(float(flat[i]), *scores.found(int(i))) for i in top if np.isfinite(flat[i])]
         self.best = sorted(self.best, key=lambda found: (-found[0], found[1]))[: self.most]
-        self._add_corners(gains, scores)
-
-    def _add_corners(self, gains: Array, scores: GridScores) -> None:
         bodies, depths = gains.shape[:2]
-        flat = gains.reshape(bodies, depths, -1)
-        inner, most = flat.argmax(-1), flat.max(-1)  # [bodies, depths]
+        places = np.arange(gains.size).reshape(bodies, depths, -1)
         sizes = np.asarray(self.grid.grid.hidden_size).ravel()
         hidden = sizes[scores.start : scores.start + bodies]
-        for width in np.unique(hidden):
-            rows = np.flatnonzero(hidden == width)
-            for depth, row in enumerate(most[rows].argmax(0)):
-                body = int(rows[row])
-                gain = float(most[body, depth])
-                key = (int(width), depth)
-                if np.isfinite(gain) and (key not in self.corners or gain > self.corners[key][0]):
-                    place = np.ravel_multi_index((body, depth, 0, 0), gains.shape) + int(
-                        inner[body, depth]
-                    )
-                    self.corners[key] = (gain, *scores.found(int(place)))
+        for width, depth in itertools.product(np.unique(hidden).tolist(), range(depths)):
+            alike = places[hidden == width, depth].ravel()
+            place = int(alike[flat[alike].argmax()])
+            gain, known = float(flat[place]), self.corners.get((width, depth))
+            if np.isfinite(gain) and (known is None or gain > known[0]):
+                self.corners[width, depth] = (gain, *scores.found(place))
 
     def places(self) -> Iterator[tuple[Place, int]]:
         """Shapes, with their gammas, in the order in which they become trials; none twice, and no
@@ -160,9 +144,7 @@ class Ranking:
         tops = iter(self._apart(self.best))
         corners = iter(self._apart(sorted(self.corners.values(), key=lambda f: (-f[0], f[1]))))
         given: set[tuple[Place, int]] = set()
-        number = 0
-        while True:
-            number += 1
+        for number in itertools.count(1):
             first, second = (corners, tops) if number % EVERY == 0 else (tops, corners)
             place = next((p for source in (first, second) for p in source if p not in given), None)
             if place is None:
@@ -194,19 +176,12 @@ def exact_grid(space: SearchSpace, scorer: Scorer, most: int = EXACT_POINTS) -> 
     """The space as a grid where it can be scored in full: of at most `most` combinations, with
     formulas over arrays."""
     arrays = hasattr(scorer.latency, "grid_s") and hasattr(scorer.acceptance, "alphas")
-    if not arrays or space.family != Independent.family or space.size(scorer.target) > most:
-        return None
-    if Independent.family in scorer.known_families:
-        return None
-    return grid_of(space, scorer.target)
+    drafts = space.family == Independent.family not in scorer.known_families
+    able = arrays and drafts and space.size(scorer.target) <= most
+    return grid_of(space, scorer.target) if able else None
 
 
-def rank_all(
-    scorer: Scorer,
-    grid: SpaceGrid,
-    most: int,
-    progress: Report | None = None,
-) -> Ranking:
+def rank_all(scorer: Scorer, grid: SpaceGrid, most: int, progress: Report | None = None) -> Ranking:
     """Score every shape of the grid; the best `most` are kept."""
     ranking = Ranking(grid, 4 * most + 64)  # some differ by windows that change nothing
     for scores in scorer.over_grid(grid.grid):

@@ -15,6 +15,7 @@ not normal.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,13 @@ import numpy as np
 
 from archsearch import speedup as speculation
 from archsearch.acceptance.estimator import AcceptanceContext, AcceptanceEstimator
-from archsearch.acceptance.families import Asked, acceptance_of, gap_std, table_row
+from archsearch.acceptance.families import (
+    Asked,
+    FamilyAcceptance,
+    acceptance_of,
+    gap_std,
+    table_row,
+)
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.architecture.architecture import Architecture
 from archsearch.estimate import Array, Estimate
@@ -87,30 +94,21 @@ class Belief:
         self.scores = best_of_each(scores, _but_heads)[:MOST]
         self.scorer = scorer
         self.mean = np.log([score.speedup.value for score in self.scores])
-        known = scorer.acceptance
-        asked = [scorer.context if context_of is None else context_of(s) for s in self.scores]
         self.drafters = [
-            (score.proposer, context) for score, context in zip(self.scores, asked, strict=True)
+            (score.proposer, context_of(score) if context_of else scorer.context)
+            for score in self.scores
         ]
-        self.logits = logit_covariance(known, self.drafters)
-        parts = [
-            _parts(scorer.with_acceptance(known, context), score)
-            for score, context in zip(self.scores, asked, strict=True)
-        ]
+        self.logits = logit_covariance(scorer.acceptance, self.drafters)
+        known = (scorer.predicted_acceptance(*each) for each in self.drafters)
+        parts = [_parts(*each) for each in zip(known, self.scores, strict=True)]
         self.slopes, drift, share, decode, verify, self.drafts, added = np.array(parts).T
         rho = scorer.target_correlation
         # decode and verify as two independent causes: decode, what of verify goes its own way
-        self.shared = np.array(
-            [decode - rho * verify, -math.sqrt(1.0 - rho**2) * verify, -added],
-        )
+        self.shared = np.array([decode - rho * verify, -math.sqrt(1.0 - rho**2) * verify, -added])
         kinds = [score.proposer.acceptance for score in self.scores]
         alike = np.array([[float(a == b) for b in kinds] for a in kinds])
-        self.covariance = (
-            self.slopes[:, None] * self.logits * self.slopes[None, :]
-            + self.times
-            + np.outer(drift, drift) * alike
-            + np.diag(share**2)
-        )
+        learnt = self.slopes[:, None] * self.logits * self.slopes
+        self.covariance = learnt + self.times + np.outer(drift, drift) * alike + np.diag(share**2)
 
     @property
     def lead(self) -> int:
@@ -120,7 +118,7 @@ class Belief:
     @property
     def times(self) -> Array:
         """[n, n]: the part of the covariance that seconds bring."""
-        return self.shared[:3].T @ self.shared[:3] + np.diag(self.drafts**2)
+        return self.shared.T @ self.shared + np.diag(self.drafts**2)
 
     def outlook(self, seen: Observation) -> Outlook:
         """What is expected after `seen`."""
@@ -129,12 +127,11 @@ class Belief:
         draws = draws_of(self.mean, learnt, draws=_DRAWS)
         winner = draws.argmax(axis=1)
         lead = self.lead
-        # paired: the lead's own draws have its mean
-        gain = float(np.mean(draws.max(axis=1) - draws[:, lead]))
         return Outlook(
             math.sqrt(float(self.covariance[lead, lead])),
             float(after[winner].mean()),
-            gain,
+            # paired: the lead's own draws have its mean
+            float(np.mean(draws.max(axis=1) - draws[:, lead])),
             float(np.mean(winner != lead)),
         )
 
@@ -156,9 +153,8 @@ class Belief:
     def trainings_of(self, chosen: Sequence[int], common_std: float, own_std: float) -> Observation:
         """alpha of some candidates after short trainings: where each will stand with an error of
         `own_std`, and how high all stand with one of `common_std` (logit)."""
-        index = list(chosen)
-        own = self.logits[np.ix_(index, index)] + common_std**2 + np.eye(len(index)) * own_std**2
-        return Observation(self.slopes[:, None] * self.logits[:, index], own)
+        own = self.logits[np.ix_(chosen, chosen)] + common_std**2 + np.eye(len(chosen)) * own_std**2
+        return Observation(self.slopes[:, None] * self.logits[:, list(chosen)], own)
 
     def round_of(self, index: int, relative_std: float) -> Observation:
         """Target and target + draft run at a given acceptance: the times of one candidate with an
@@ -184,11 +180,10 @@ class Belief:
         return Observation(loads.T @ seen.T, seen @ seen.T + np.eye(2 + n) * relative_std**2)
 
 
-def _parts(scorer: Scorer, score: Score) -> tuple[float, ...]:
+def _parts(known: FamilyAcceptance, score: Score) -> tuple[float, ...]:
     """Of one score, in ln(speed-up): the slope in logit(alpha), and one std of the drift, of how
     often it drafts, of the target's step, its verification, the draft's time and the rest of a
     round."""
-    known = scorer.predicted_acceptance(score.proposer)
     alpha, drift, gamma = score.alpha.value, known.acceptance.drift, score.gamma
     sure = replace(known, share=None if known.share is None else replace(known.share, std=0.0))
 
@@ -200,14 +195,10 @@ def _parts(scorer: Scorer, score: Score) -> tuple[float, ...]:
 
     slope, by_drift = moved(max(alpha * (1.0 - alpha), 0.0), 0.0), moved(0.0, drift.std)
     by_alpha = slope * speculation.logit_std(score.alpha)
-    share = (
-        0.0
-        if known.share is None
-        else math.sqrt(max(score.tau.relative_std**2 - by_alpha**2 - by_drift**2, 0.0))
-    )
-    round_s = score.round_s or Estimate(
-        score.tpot_s.value * score.tau.value, 0.0, score.tpot_s.source
-    )
+    left = max(score.tau.relative_std**2 - by_alpha**2 - by_drift**2, 0.0)
+    share = 0.0 if known.share is None else math.sqrt(left)
+    by_token = score.tpot_s.value * score.tau.value
+    round_s = score.round_s or Estimate(by_token, 0.0, score.tpot_s.source)
     verify, draft = score.verify_s.std / round_s.value, score.draft_s.std / round_s.value
     added = math.sqrt(max(round_s.relative_std**2 - verify**2 - draft**2, 0.0))
     return slope, by_drift, share, score.decode_s.relative_std, verify, draft, added
@@ -228,11 +219,8 @@ def logit_covariance(acceptance: AcceptanceEstimator, drafters: Sequence[Asked])
     known = all(drafter.acceptance in IN_TABLE for drafter, _ in drafters)
     if isinstance(acceptance, PriorAcceptance) and known:
         return acceptance.joint([table_row(*each) for each in drafters])
-    alphas = [
-        acceptance_of(each, acceptance, context).acceptance.alpha for each, context in drafters
-    ]
-    own = np.array([speculation.logit_std(alpha) ** 2 for alpha in alphas])
-
+    found = (acceptance_of(each, acceptance, context) for each, context in drafters)
+    own = np.array([speculation.logit_std(each.acceptance.alpha) ** 2 for each in found])
     gaps = np.array(
         [[gap_std(a, b, acceptance) ** 2 if a != b else 0.0 for b in drafters] for a in drafters]
     )
@@ -251,8 +239,8 @@ def best_pair(
     """The two of the best AMONG independent drafts whose short trainings teach most; None where
     there are no two."""
     trained = [i for i, score in enumerate(belief.scores) if climbs(score)][:AMONG]
-    pairs = [(i, j) for i in trained for j in trained if i < j]
     seen = [
-        (pair, belief.outlook(belief.trainings_of(pair, common_std, own_std))) for pair in pairs
+        (pair, belief.outlook(belief.trainings_of(pair, common_std, own_std)))
+        for pair in itertools.combinations(trained, 2)
     ]
     return max(seen, key=lambda item: item[1].value, default=None)

@@ -85,7 +85,6 @@ class MixScore:
 
     @property
     def gain(self) -> float:
-        """With the draft over without; larger is better."""
         return gain_of(self.objective, self.value, self.plain)
 
 
@@ -174,8 +173,8 @@ class Score:
     def loaded_from(self, folder: Path, weights: bool) -> str:
         """What engines load: the folder, or, where that has no `weights`, the hub id of what
         exists."""
-        hub_id = self.needs.hub_id if self.needs is not None else None
-        return str(folder) if weights or hub_id is None else hub_id
+        hub_id = None if weights or self.needs is None else self.needs.hub_id
+        return str(folder) if hub_id is None else hub_id
 
     def label(self) -> str:
         """What drafts, in short: its dimensions, and its family where it is no independent
@@ -199,11 +198,9 @@ class Score:
     def terms(self) -> RoundTerms:
         """What the speed-up is made of; files of earlier versions do not tell the round, but the
         time per token does."""
-        by_token = self.tpot_s.value * self.tau.value
-        whole = by_token if self.round_s is None else self.round_s.value
-        draft, verify = self.draft_s.value, self.verify_s.value
-        rest = whole - draft - verify
-        return RoundTerms(self.tau.value, self.decode_s.value, draft, verify, rest)
+        tau, draft, verify = self.tau.value, self.draft_s.value, self.verify_s.value
+        whole = self.tpot_s.value * tau if self.round_s is None else self.round_s.value
+        return RoundTerms(tau, self.decode_s.value, draft, verify, whole - draft - verify)
 
     def with_rank(self, rank: int) -> Score:
         """The same at a place of a ranking."""
@@ -335,13 +332,8 @@ class Scorer:
                 f"tau was measured for gamma {sorted(taus)}, not for any of"
                 f" {list(gammas or self.gammas)}"
             )
-        return self._best(
-            as_drafter(draft),
-            alpha,
-            lambda gamma: taus[gamma].value,
-            lambda gamma: taus[gamma],
-            known,
-        )
+        tau_of = taus.__getitem__
+        return self._best(as_drafter(draft), alpha, lambda each: tau_of(each).value, tau_of, known)
 
     def over_grid(self, grid: ShapeGrid) -> Iterator[GridScores]:
         """Scores of all shapes of a grid, as of one but without std, some bodies at a time."""
@@ -473,6 +465,7 @@ class Scorer:
                 best_gain, gamma, best = found, each, time
         assert best is not None
         tau, round_s = tau_of(gamma), best.round_s
+        drafting = self._drafting(round_s, drafter)
         gain = speculation.speedup_estimate(
             tau, self.decode_s, round_s, best.verify_s, self.target_correlation
         )
@@ -491,9 +484,7 @@ class Scorer:
             speedup=gain,
             tpot_s=speculation.tpot_estimate(tau, round_s),
             kv_bytes_per_token=drafter.kv_bytes_per_token(self.workload.cache_bytes),
-            break_even_alpha=speculation.break_even_estimate(
-                gamma, self.decode_s, self._drafting(round_s, drafter)
-            ),
+            break_even_alpha=speculation.break_even_estimate(gamma, self.decode_s, drafting),
             round_s=round_s,
             host_s=best.host_s,
             bound=best.bound,
@@ -527,15 +518,11 @@ class Scorer:
     def constraints(self, draft: Draft) -> dict[str, Any]:
         """How far the draft is over each limit, relative to it; feasible where all are <= 0
         (Optuna's convention). Of a grid arrays."""
-        result = {}
-        if self.limits.max_parameters is not None:
-            result["max_parameters"] = (
-                as_drafter(draft).parameters() / self.limits.max_parameters - 1.0
-            )
-        if self.limits.max_memory_bytes is not None:
-            result["max_memory"] = (
-                draft_bytes(draft, self.workload) / self.limits.max_memory_bytes - 1.0
-            )
+        result, limits = {}, self.limits
+        if limits.max_parameters is not None:
+            result["max_parameters"] = as_drafter(draft).parameters() / limits.max_parameters - 1.0
+        if limits.max_memory_bytes is not None:
+            result["max_memory"] = draft_bytes(draft, self.workload) / limits.max_memory_bytes - 1.0
         return result
 
     def feasible(self, draft: Draft) -> bool:
@@ -544,10 +531,8 @@ class Scorer:
 
     def limit_words(self) -> str:
         """The limits, for whoever keeps within none."""
-        return (
-            f"max_parameters={self.limits.max_parameters} and"
-            f" max_memory={self.limits.max_memory_bytes} bytes"
-        )
+        most, room = self.limits.max_parameters, self.limits.max_memory_bytes
+        return f"max_parameters={most} and max_memory={room} bytes"
 
 
 def draft_bytes(draft: Draft, workload: Workload) -> int:
@@ -609,7 +594,7 @@ def grouped(
     rest = best_first(scores)
     groups = []
     while rest:
-        leader, others = rest[0], rest[1:]
+        leader, *others = rest
         group, rest = [leader], []
         for item in others:
             gap = math.log(leader.worth / item.worth)

@@ -116,19 +116,18 @@ def undominated(costs: Array) -> NDArray[np.bool_]:
     """Which rows of `costs` [points, goals] (less is better) no other row beats: nowhere worse,
     somewhere better. Equals stay."""
     keep = np.ones(len(costs), dtype=bool)
-    order = np.lexsort(costs.T[::-1])
-    rows = costs[order]
     front: list[int] = []
-    for i, row in enumerate(rows):  # who beats a row comes before it in this order
-        against = rows[front]
-        beaten = len(front) > 0 and bool(
-            ((against <= row).all(axis=1) & (against < row).any(axis=1)).any()
-        )
-        if beaten:
-            keep[order[i]] = False
+    for i in np.lexsort(costs.T[::-1]):  # who beats a row comes before it in this order
+        if _beats(costs[front], costs[i]).any():
+            keep[i] = False
         else:
             front.append(i)
     return keep
+
+
+def _beats(some: Array, others: Array) -> NDArray[np.bool_]:
+    """Of rows of costs, one of which may be a single row: nowhere more, somewhere less."""
+    return np.asarray((some <= others).all(axis=1) & (some < others).any(axis=1))
 
 
 def pareto_places(scorer: Scorer, grid: SpaceGrid, goals: Sequence[str]) -> list[Place]:
@@ -137,23 +136,17 @@ def pareto_places(scorer: Scorer, grid: SpaceGrid, goals: Sequence[str]) -> list
     costs, places = np.zeros((0, len(goals))), np.zeros((0, 4), dtype=np.int64)
     for scores in scorer.over_grid(grid.grid):
         some = grid.grid.part(slice(scores.start, scores.start + len(scores.speedup)))
-        columns = [
-            np.broadcast_to(
-                _signed(GOALS[name], GOALS[name].of(scores, Independent(some), scorer)), some.shape
-            )
-            for name in goals
-        ]
+        columns = (_signed(name, scores, Independent(some), scorer) for name in goals)
         fits = np.flatnonzero(scores.feasible.ravel())
-        new = np.stack([column.ravel()[fits] for column in columns], axis=1).astype(float)
+        new = np.stack([np.broadcast_to(x, some.shape).ravel()[fits] for x in columns], axis=1)
         fits, new = _thinned(fits, new, costs)
         where = np.array([scores.found(int(i))[0] for i in fits], dtype=np.int64).reshape(-1, 4)
         costs, places = np.concatenate([costs, new]), np.concatenate([places, where])
         keep = undominated(costs)
         costs, places = costs[keep], places[keep]
-    order = np.argsort(
-        costs[:, list(goals).index("speedup")] if "speedup" in goals else costs[:, 0], kind="stable"
-    )
-    return [(int(a), int(b), int(c), int(d)) for a, b, c, d in places[order[:MOST_PLACES]]]
+    first = list(goals).index("speedup") if "speedup" in goals else 0
+    order = np.argsort(costs[:, first], kind="stable")[:MOST_PLACES]
+    return [(a, b, c, d) for a, b, c, d in places[order].tolist()]
 
 
 def _thinned(
@@ -169,12 +162,14 @@ def _thinned(
     best = [(scaled @ weights + 1e-9 * scaled.sum(1)).argmin() for weights in weighed]
     keep = np.ones(len(costs), dtype=bool)
     for guard in [*front, *costs[best]]:
-        keep &= ~((guard <= costs).all(axis=1) & (guard < costs).any(axis=1))
+        keep &= ~_beats(guard, costs)
     return where[keep], costs[keep]
 
 
-def _signed(goal: Goal, values: Numbers) -> Array:
-    return np.asarray(values, dtype=float) * (-1.0 if goal.more else 1.0)
+def _signed(name: str, found: Score | GridScores, drafter: Drafter, scorer: Scorer) -> Array:
+    """A goal's value, less is better."""
+    values = np.asarray(GOALS[name].of(found, drafter, scorer), dtype=float)
+    return values * (-1.0 if GOALS[name].more else 1.0)
 
 
 def pareto(
@@ -187,22 +182,21 @@ def pareto(
     error."""
     if not scores:
         return []
-    values = [goals_of(score, scorer, goals) for score in scores]
     costs = np.array(
-        [[_signed(GOALS[name], row[name]) for name in goals] for row in values], dtype=float
+        [[_signed(name, each, each.proposer, scorer) for name in goals] for each in scores]
     )
-    kept = [int(i) for i in np.flatnonzero(undominated(costs))]
-    kept.sort(key=lambda i: -scores[i].speedup.value)
-    groups = grouped([scores[i] for i in kept], scorer.acceptance, lambda score: scorer.context)
+    kept = [scores[i] for i in np.flatnonzero(undominated(costs)).tolist()]
+    kept.sort(key=lambda score: -score.speedup.value)
+    groups = grouped(kept, scorer.acceptance, lambda score: scorer.context)
     number = {id(score): n for n, group in enumerate(groups, start=1) for score in group}
     cheapest = {id(min(group, key=lambda score: score.parameters)) for group in groups}
     return [
         Member(
-            scores[i],
-            values[i],
-            number[id(scores[i])],
-            id(scores[i]) in cheapest,
-            measured(scores[i]),
+            score,
+            goals_of(score, scorer, goals),
+            number[id(score)],
+            id(score) in cheapest,
+            measured(score),
         )
-        for i in kept
+        for score in kept
     ]

@@ -96,27 +96,17 @@ def rivals(scorer: Scorer, scores: Sequence[Score]) -> list[Rival]:
     scores = [score for score in scores if score.drafter is None]
     lead, found = scores[0], []
     for dimension in ("hidden_size", "num_hidden_layers"):
-        own = getattr(lead.architecture, dimension)
-        other = next(
-            (item for item in scores if getattr(item.architecture, dimension) != own), None
-        )
-        if other is not None:
-            found.append(_rival(scorer, lead, other, dimension))
+        size = getattr(lead.architecture, dimension)
+        others = (item for item in scores if getattr(item.architecture, dimension) != size)
+        other = next(others, None)
+        if other is None:
+            continue
+        tokens = math.log(lead.tau.value / other.tau.value)
+        time = math.log(lead.speedup.value / other.speedup.value) - tokens
+        std = difference_std(lead, other, scorer.acceptance, lambda score: scorer.context)
+        own = (other.architecture.label(), other.gamma, other.speedup.value)
+        found.append(Rival(dimension, *own, tokens, time, std, _terms(scorer, lead, other)))
     return found
-
-
-def _rival(scorer: Scorer, lead: Score, other: Score, dimension: str) -> Rival:
-    tokens = math.log(lead.tau.value / other.tau.value)
-    return Rival(
-        dimension,
-        other.architecture.label(),
-        other.gamma,
-        other.speedup.value,
-        tokens,
-        math.log(lead.speedup.value / other.speedup.value) - tokens,
-        difference_std(lead, other, scorer.acceptance, lambda score: scorer.context),
-        _terms(scorer, lead, other),
-    )
 
 
 def _terms(scorer: Scorer, lead: Score, other: Score) -> tuple[DecidingTerm, ...]:

@@ -93,13 +93,13 @@ def divide(
     whatever the number of prompts; `prompts`: wanted; `confirmed`: drafts to confirm; `slowdown`:
     of the machine now against its profile, which `prompt_s` and `fixed_s` hold already: a reason to
     name."""
-    least = min(LEAST_PROMPTS, prompts)
+    least, most_s = min(LEAST_PROMPTS, prompts), MOST_CONFIRM_SHARE * budget_s
 
     def confirm_s(count: int) -> float:
         return confirmed * (count * prompt_s + fixed_s)
 
     late = spent_s > 0.5 * budget_s
-    if rounds and (late or confirm_s(least) > MOST_CONFIRM_SHARE * budget_s):
+    if rounds and (late or confirm_s(least) > most_s):
         needed = max(confirm_s(least) / MOST_CONFIRM_SHARE, 2.5 * spent_s)
         advice = f"give at least {math.ceil(needed / 60)}m to train anything"
         if late:
@@ -110,14 +110,7 @@ def divide(
                 f"confirming {drafts} on {least} prompts takes about {confirm_s(least):.0f} s here,"
                 f" more than {MOST_CONFIRM_SHARE:.0%} of the {budget_s:.0f} s given"
             )
-            fewer = next(
-                (
-                    n
-                    for n in range(least - 1, 0, -1)
-                    if confirm_s(n) <= MOST_CONFIRM_SHARE * budget_s
-                ),
-                0,
-            )
+            fewer = next((n for n in range(least - 1, 0, -1) if confirm_s(n) <= most_s), 0)
             advice += f", or --confirm-prompts {fewer}" if fewer else ""
         if slowdown >= SLOW:
             reason += (
@@ -125,10 +118,9 @@ def divide(
             )
             advice += "; where others use it, the same command goes on when they are done"
         return Plan(budget_s, 0.0, 0.0, 0.0, 0.0, 0, f"{reason}; {advice}")
-    fitting = (
-        (CONFIRM_SHARE * budget_s / confirmed - fixed_s) / prompt_s if prompt_s > 0 else prompts
-    )
-    count = max(least, min(prompts, int(fitting)))
+    for_prompts = CONFIRM_SHARE * budget_s / confirmed - fixed_s
+    fitting = int(for_prompts / prompt_s) if prompt_s > 0 else prompts
+    count = max(least, min(prompts, fitting))
     text_s = TEXT_SHARE * budget_s
     rest = training_s(budget_s, max(text_s, spent_s), confirm_s(count))
     rest = rest if rounds else max(rest, LEAST_ASKED_SHARE * budget_s)
@@ -152,8 +144,7 @@ def rung_share(rest_s: float) -> float:
 def contenders(values: Sequence[float], gap_std: Callable[[int, int], float]) -> list[bool]:
     """Which of `values` (ln speed-up) may still turn out best: none of the leading ones is ahead by
     more than STD_FACTOR times gap_std(i, j), the std of the difference."""
-    order = sorted(range(len(values)), key=lambda i: -values[i])
-    leaders = order[:_LEADERS]
+    leaders = sorted(range(len(values)), key=lambda i: -values[i])[:_LEADERS]
     return [
         all(values[j] - value <= STD_FACTOR * gap_std(i, j) for j in leaders if j != i)
         for i, value in enumerate(values)
@@ -212,11 +203,8 @@ def best_set(
     left = budget_s
     current = np.full(draws.shape[0], -np.inf)
     while len(chosen) < min(most, draws.shape[1]):
-        free = [
-            i
-            for i in range(draws.shape[1])
-            if i not in chosen and (cost_s[i] <= left or len(chosen) < least)
-        ]
+        able = math.inf if len(chosen) < least else left
+        free = [i for i in range(draws.shape[1]) if i not in chosen and cost_s[i] <= able]
         if not free:
             break
         reached = np.maximum(current[:, None], draws[:, free]).mean(axis=0)
@@ -262,9 +250,7 @@ def halving(seconds: float, tokens_per_s: float, overhead_s: float) -> list[Roun
             sizes.append(math.ceil(sizes[-1] / 2))
         looks = overhead_s * sum(sizes)
         # Tokens of a round beyond those of the one before: 1, 1, 2, 4, ... times the first's.
-        units = sum(
-            size * (1 if number == 0 else 2 ** (number - 1)) for number, size in enumerate(sizes)
-        )
+        units = sum(size * 2 ** max(number - 1, 0) for number, size in enumerate(sizes))
         first = int((seconds - looks) * tokens_per_s / units)
         if first >= (FIRST_TOKENS if places > 3 else LEAST_TOKENS):
             return [Round(size, first * 2**number) for number, size in enumerate(sizes)]
@@ -319,7 +305,7 @@ def catch_up(tokens: int) -> tuple[float, float]:
 
     Straight in ln(tokens) between the points of CATCH_UP; the last one's std stays.
     """
-    xs = [math.log(point[0]) for point in CATCH_UP]
-    x = math.log(max(tokens, 1))
-    spread = float(np.interp(x, xs, [point[1] for point in CATCH_UP]))
-    return spread, max(CATCH_UP_LEAST, float(np.interp(x, xs, [point[2] for point in CATCH_UP])))
+    known, *columns = zip(*CATCH_UP, strict=True)
+    x, xs = math.log(max(tokens, 1)), list(map(math.log, known))
+    spread, std = (float(np.interp(x, xs, column)) for column in columns)
+    return spread, max(CATCH_UP_LEAST, std)

@@ -105,12 +105,8 @@ class Record:
             if isinstance(score, str)
             else {"values": self._values(score), "constraints": self.scorer.constraints(shape)}
         )
-        trial = create_trial(
-            params=self._params(indices),
-            distributions=self.distributions,
-            user_attrs={"origin": "exact"} | _attributes(score),
-            **outcome,
-        )
+        outcome |= {"params": self._params(indices), "distributions": self.distributions}
+        trial = create_trial(user_attrs={"origin": "exact"} | _attributes(score), **outcome)
         self.study.add_trial(trial)
         self.known[shape] = trial
         self.here += 1
@@ -185,7 +181,6 @@ class Record:
 
 
 def _attributes(score: Score | str) -> dict[str, object]:
-    """What a trial says of its shape: its score, or why nothing can be said of it."""
     return {"invalid": score} if isinstance(score, str) else {"score": score.to_dict()}
 
 
@@ -262,12 +257,12 @@ def through(
     more stay.
     """
     dimensions = space.dimensions(target)
-    counts = [len(dimension.choices) for dimension in dimensions]
+    counts = [len(each.choices) for each in dimensions]
     while math.prod(counts) > points and max(counts) > 1:
         counts[counts.index(max(counts))] -= 1
     return {
-        dimension.name: spread(len(dimension.choices), count, index)
-        for dimension, count, index in zip(dimensions, counts, indices, strict=True)
+        each.name: spread(len(each.choices), count, index)
+        for each, count, index in zip(dimensions, counts, indices, strict=True)
     }
 
 

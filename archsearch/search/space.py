@@ -56,14 +56,9 @@ class Dimension:
     @property
     def step(self) -> int | None:
         """The common difference where the choices are whole numbers at equal distances."""
-        values = self.choices
-        if (
-            not self.ordered
-            or len(values) < 2
-            or not all(isinstance(value, int) for value in values)
-        ):
+        if not self.ordered or not all(isinstance(value, int) for value in self.choices):
             return None
-        steps = {int(b) - int(a) for a, b in itertools.pairwise(values)}
+        steps = {int(b) - int(a) for a, b in itertools.pairwise(self.choices)}
         return steps.pop() if len(steps) == 1 else None
 
     @property
@@ -190,7 +185,10 @@ class SearchSpace:
 
     def size(self, target: Architecture) -> int:
         """Combinations of choices, valid or not: an upper bound on the shapes."""
-        return math.prod(len(dimension.choices) for dimension in self.dimensions(target))
+        return math.prod(self._lengths(target))
+
+    def _lengths(self, target: Architecture) -> list[int]:
+        return [len(dimension.choices) for dimension in self.dimensions(target)]
 
     def build(self, indices: tuple[int, ...], target: Architecture) -> Draft | InvalidShapeError:
         """What one choice per dimension makes (indices in the order of `dimensions`): the shape of
@@ -218,22 +216,18 @@ class SearchSpace:
             return InvalidShapeError(f"rotary embeddings need an even head_dim, not {head_dim}")
         low, high = dict(self.constraints).get("attention_width", (0.0, math.inf))
         if not low <= heads * head_dim / hidden <= high:
-            return InvalidShapeError(
-                f"attention of {heads} x {head_dim} is outside {low} to {high} times hidden_size"
-                f" {hidden}"
-            )
+            words = f"is outside {low} to {high} times hidden_size {hidden}"
+            return InvalidShapeError(f"attention of {heads} x {head_dim} {words}")
         rows = int(picked["draft_vocab_size"])
         trimmed = rows < target.vocab_size
         pattern = (text := str(picked["window"])).rstrip("0123456789")
         window = int(text.removeprefix(pattern)) if text != pattern else None
         if window is not None and self.longest is not None and window >= self.longest:
             pattern, window = "L", None
-        multiple = self.ffn_multiple
+        multiple, ffn = self.ffn_multiple, float(picked["ffn_ratio"]) * hidden
         shape = Architecture(
             hidden_size=hidden,
-            intermediate_size=max(
-                multiple, round(float(picked["ffn_ratio"]) * hidden / multiple) * multiple
-            ),
+            intermediate_size=max(multiple, round(ffn / multiple) * multiple),
             num_hidden_layers=int(picked["num_hidden_layers"]),
             num_attention_heads=heads,
             num_key_value_heads=kv_heads,
@@ -254,15 +248,13 @@ class SearchSpace:
 
     def combinations(self, target: Architecture) -> Iterator[Indices]:
         """One choice per dimension, every combination in the order of the file."""
-        return itertools.product(
-            *(range(len(dimension.choices)) for dimension in self.dimensions(target))
-        )
+        return itertools.product(*map(range, self._lengths(target)))
 
     def random_combinations(
         self, target: Architecture, rng: random.Random, count: int
     ) -> Iterator[Indices]:
         """What `count` random draws bring, each once: a small space is soon drawn."""
-        lengths = [len(dimension.choices) for dimension in self.dimensions(target)]
+        lengths = self._lengths(target)
         seen: set[Indices] = set()
         size = math.prod(lengths)
         for _ in range(count):
@@ -321,11 +313,8 @@ class SearchSpace:
         reasons = [str(shape) for shape in shapes if isinstance(shape, InvalidShapeError)]
         limit = self.limits(target).max_parameters
         reasons = reasons or [f"all have more than max_parameters ({limit:,})"]
-        raise ArchsearchError(
-            f"space {self.name} allows no valid shape for this target:"
-            f" {statistics.mode(reasons)}; widen its"
-            " dimensions"
-        )
+        why = f"{statistics.mode(reasons)}; widen its dimensions"
+        raise ArchsearchError(f"space {self.name} allows no valid shape for this target: {why}")
 
     def neighbours(
         self, indices: tuple[int, ...], target: Architecture
@@ -347,11 +336,8 @@ class SearchSpace:
                 yield (*indices[:position], index, *indices[position + 1 :])
         names = [dimension.name for dimension in dimensions]
         for first, second in itertools.combinations(range(len(dimensions)), 2):
-            if {names[first], names[second]} <= {
-                "num_key_value_heads",
-                "kv_group_size",
-                "hidden_size",
-            }:
+            both = {names[first], names[second]}
+            if both <= {"num_key_value_heads", "kv_group_size", "hidden_size"}:
                 for a, b in itertools.product(steps(first), steps(second)):
                     moved = list(indices)
                     moved[first], moved[second] = a, b
@@ -378,10 +364,8 @@ class SearchSpace:
             key: list(value) if isinstance(value, tuple) else value
             for key, value in self.constraints
         }
-        special = {
-            "family": self.family,
-            "drafter": {name: list(values) for name, values in self.extras},
-        }
+        drafter = {name: list(values) for name, values in self.extras}
+        special = {"family": self.family, "drafter": drafter}
         return ({} if self.family == Independent.family else special) | {
             "description": self.description,
             "dimensions": {name: list(values) for name, values in self.choices},
@@ -396,63 +380,50 @@ class SearchSpace:
         Raises ArchsearchError for what no space can have.
         """
         where = where or name
+
+        def wrong(words: str) -> ArchsearchError:
+            return ArchsearchError(f"{where}: {words}")
+
         checked.check_keys(data, TOP_LEVEL, where, "key", "the file")
         kind = str(data.get("family", Independent.family))
         if not is_family(kind):
-            raise ArchsearchError(
-                f"{where}: unknown family {kind!r}; allowed are {', '.join(FAMILY_NAMES)}"
-            )
+            raise wrong(f"unknown family {kind!r}; allowed are {', '.join(FAMILY_NAMES)}")
         made = family(kind)
         special = data.get("drafter") or {}
         own = f"choice of the family {made.family}:"
         checked.check_keys(special, tuple(made.choices), where, own, "drafter")
+        given = {key: special.get(key, list(usual)) for key, usual in made.choices.items()}
         extras = tuple(
-            (
-                key,
-                checked.allowed(
-                    special.get(key, list(usual)), checked.EXTRA, f"{where}: drafter.{key}"
-                ),
-            )
-            for key, usual in made.choices.items()
+            (key, checked.allowed(values, checked.EXTRA, f"{where}: drafter.{key}"))
+            for key, values in given.items()
         )
         if not made.has_layers:
             data = {"dimensions": {}, **data}
         if "dimensions" not in data:
-            raise ArchsearchError(
-                f"{where}: dimensions is missing; it names what may vary ({', '.join(DIMENSIONS)})"
-            )
+            raise wrong(f"dimensions is missing; it names what may vary ({', '.join(DIMENSIONS)})")
         dimensions = data["dimensions"]
         checked.check_keys(dimensions, DIMENSIONS, where, "dimension", "dimensions")
         if not made.has_layers and dimensions:
-            raise ArchsearchError(
-                f"{where}: a drafter of the family {made.family} has no dimensions; it has"
-                f" {', '.join(made.choices)}"
-            )
+            own = ", ".join(made.choices)
+            raise wrong(f"a drafter of the family {made.family} has no dimensions; it has {own}")
         for required in REQUIRED if made.has_layers else ():
             if required not in dimensions:
-                raise ArchsearchError(
-                    f"{where}: dimensions.{required} is missing; give a list of choices or min"
-                    " and max"
+                raise wrong(
+                    f"dimensions.{required} is missing; give a list of choices or min and max"
                 )
-        choices = tuple(
-            (key, checked.choices(key, dimensions[key], where))
+        found = {
+            key: checked.choices(key, dimensions[key], where)
             for key in DIMENSIONS
             if key in dimensions
-        )
-        found = dict(choices)
-        if (
-            any("S" in str(pattern) for pattern in found.get("window_pattern", ()))
-            and "sliding_window" not in found
-        ):
-            raise ArchsearchError(
-                f"{where}: dimensions.window_pattern has an S, so dimensions.sliding_window needs"
-                " tokens"
+        }
+        slides = any("S" in str(pattern) for pattern in found.get("window_pattern", ()))
+        if slides and "sliding_window" not in found:
+            raise wrong(
+                "dimensions.window_pattern has an S, so dimensions.sliding_window needs tokens"
             )
         multiple = data.get("ffn_multiple", 64)
         if not checked.is_whole(multiple):
-            raise ArchsearchError(
-                f"{where}: ffn_multiple must be a positive whole number, got {multiple!r}"
-            )
+            raise wrong(f"ffn_multiple must be a positive whole number, got {multiple!r}")
         constraints = data.get("constraints") or {}
         checked.check_keys(constraints, CONSTRAINTS, where, "constraint", "constraints")
         limits = tuple(
@@ -461,6 +432,7 @@ class SearchSpace:
             if key in constraints
         )
         about = str(data.get("description", ""))
+        choices = tuple(found.items())
         return cls(name, about, choices, multiple, limits, family=made.family, extras=extras)
 
 
@@ -530,19 +502,13 @@ def _dimensions(space: SearchSpace, target: Architecture) -> tuple[Dimension, ..
     result = []
     for name, options in space.extras:
         # text: a fraction of the target's layers
+        layers = target.num_hidden_layers
         numbers = {
-            max(1, round(checked.fraction(value) * target.num_hidden_layers))
-            if isinstance(value, str)
-            else value
-            for value in options
+            max(1, round(checked.fraction(each) * layers)) if isinstance(each, str) else each
+            for each in options
         }
-        result.append(
-            Dimension(
-                name,
-                tuple(sorted(numbers)),
-                ordered=not any(isinstance(value, bool) for value in numbers),
-            )
-        )
+        ordered = not any(isinstance(value, bool) for value in numbers)
+        result.append(Dimension(name, tuple(sorted(numbers)), ordered))
     if not family(space.family).has_layers:
         return tuple(result)
     for name in NUMERIC:
@@ -550,10 +516,8 @@ def _dimensions(space: SearchSpace, target: Architecture) -> tuple[Dimension, ..
         result.append(Dimension(name, tuple(values), ordered=True))
     windows: list[Value] = []
     for pattern in given.get("window_pattern", ("L",)):
-        text = str(pattern)
-        windows += (
-            [f"{text}{tokens}" for tokens in given["sliding_window"]] if "S" in text else ["L"]
-        )
+        lengths = given["sliding_window"] if "S" in str(pattern) else ()
+        windows += [f"{pattern}{tokens}" for tokens in lengths] or ["L"]
     result.append(Dimension("window", tuple(dict.fromkeys(windows)), ordered=False))
     tied = [
         target.tie_word_embeddings if value == "target" else value

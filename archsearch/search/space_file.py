@@ -11,14 +11,9 @@ from archsearch.errors import ArchsearchError
 from archsearch.estimate import is_number
 
 # Order matters: choices are given as indices in this order.
-NUMERIC: Final = (
-    "num_hidden_layers",
-    "hidden_size",
-    "ffn_ratio",
-    "num_key_value_heads",
-    "kv_group_size",
-    "head_dim",
-    "draft_vocab_size",
+NUMERIC: Final = tuple(
+    "num_hidden_layers hidden_size ffn_ratio num_key_value_heads kv_group_size head_dim"
+    " draft_vocab_size".split()
 )
 MEMORY_UNITS: Final = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 _FRACTION: Final = re.compile(r"^(\d+(?:\.\d+)?)x$")
@@ -61,7 +56,7 @@ def is_whole(value: object) -> bool:
 
 
 def _is_relative(value: object) -> bool:
-    return isinstance(value, str) and (value == "target" or fraction_ok(value))
+    return value == "target" or is_fraction(value)
 
 
 def _is_positive(value: Any) -> bool:
@@ -91,11 +86,7 @@ WHOLE: Final[Rule] = (
 )
 # of a dimension that only one family has; fractions are of the target's layers
 EXTRA: Final[Rule] = (
-    lambda value: (
-        isinstance(value, bool)
-        or is_whole(value)
-        or (isinstance(value, str) and fraction_ok(value))
-    ),
+    lambda value: isinstance(value, bool) or is_whole(value) or is_fraction(value),
     "whole numbers, true or false, or a fraction such as 0.5x",
 )
 
@@ -140,9 +131,9 @@ def allowed(raw: object, rule: Rule, label: str) -> tuple[Value, ...]:
     return tuple(values)
 
 
-def fraction_ok(text: str) -> bool:
-    """Whether a text is a positive fraction such as `0.5x`."""
-    return _FRACTION.match(text) is not None and fraction(text) > 0
+def is_fraction(value: object) -> bool:
+    """Whether it is a positive fraction such as `0.5x`."""
+    return isinstance(value, str) and bool(_FRACTION.match(value)) and fraction(value) > 0
 
 
 def constraint(key: str, raw: Any, where: str) -> object:
@@ -150,7 +141,7 @@ def constraint(key: str, raw: Any, where: str) -> object:
     be."""
     label = f"{where}: constraints.{key}"
     if key == "max_parameters":
-        if (is_number(raw) and raw >= 1) or (isinstance(raw, str) and fraction_ok(raw)):
+        if (is_number(raw) and raw >= 1) or is_fraction(raw):
             return raw
         raise _refused(label, raw, "a number or a fraction of the target's such as 0.5x")
     if key == "max_memory":

@@ -19,7 +19,7 @@ import re
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -84,8 +84,7 @@ def storage_errors(storage: object) -> Iterator[None]:
             f"storage {name} needs the Python package {missing}; install it (pip install {missing})"
         ) from error
     except Exception as error:
-        reason = _reason(error)
-        if reason is None:
+        if (reason := _reason(error)) is None:
             raise
         raise ArchsearchError(f"storage {name} {reason}") from error
 
@@ -105,11 +104,8 @@ def _reason(error: Exception) -> str | None:
             "does not answer: is `optuna.storages.run_grpc_proxy_server` running there, and its"
             " port open?"
         )
-    if (
-        "no such table" in said
-        or ("does not exist" in said and "relation" in said)
-        or "no such column" in said
-    ):
+    lacking = "no such table" in said or "no such column" in said
+    if lacking or ("does not exist" in said and "relation" in said):
         return f"is a database of something else ({said}); name an empty one"
     if "sqlalchemy" in kinds or "optuna" in kinds:
         return f"cannot be used ({said}); is it running, and are name and password right?"
@@ -234,9 +230,8 @@ def identity_of(
     }
     if context.budget is not None:  # what a score says that a drafter needs
         numbers = asdict(context.budget)
-        data["budget"] = {
-            name: f"{value:.3g}" for name, value in numbers.items() if name != "source"
-        }
+        del numbers["source"]
+        data["budget"] = {name: f"{value:.3g}" for name, value in numbers.items()}
     return json.loads(json.dumps(data, default=str))  # as it will be read back: tuples are lists
 
 
@@ -262,18 +257,15 @@ def open_study(
     if found is None:
         study.set_user_attr(ATTRIBUTE, dict(identity))
     elif found != identity:
-        differs = ", ".join(
-            sorted(key for key in {*found, *identity} if found.get(key) != identity.get(key))
-        )
+        keys = sorted(key for key in {*found, *identity} if found.get(key) != identity.get(key))
         raise ArchsearchError(
-            f"study {name} in the storage is about another {differs}; use another --storage or"
-            " --run"
+            f"study {name} in the storage is about another {', '.join(keys)}; use another --storage"
+            " or --run"
         )
     return study
 
 
 def _state(acceptance: AcceptanceEstimator) -> str:
-    """An estimator's kind and what it has learnt."""
     kind = type(acceptance).__name__
     to_dict = getattr(acceptance, "to_dict", None)
     if to_dict is not None:
@@ -294,13 +286,9 @@ def _witness(space: SearchSpace, scorer: Scorer) -> list[str]:
         shape = space.build(nearest, target)
         if isinstance(shape, InvalidShapeError):
             continue
-        try:
+        with suppress(InvalidShapeError):
             score = scorer(shape)
-        except InvalidShapeError:
-            continue
-        estimates = (score.alpha, score.tau, score.draft_s, score.verify_s, score.speedup)
-        numbers += [
-            score.gamma,
-            *(number for item in estimates for number in (item.value, item.std)),
-        ]
+            estimates = (score.alpha, score.tau, score.draft_s, score.verify_s, score.speedup)
+            numbers.append(score.gamma)
+            numbers += [number for item in estimates for number in (item.value, item.std)]
     return [f"{number:.{DIGITS}g}" for number in numbers]

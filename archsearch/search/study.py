@@ -168,18 +168,16 @@ def search(
     exhausted = whole or done < trials
     scored = scored or done
     ranked = best_of_each(sorted(feasible, key=order), _but_windows)
-    regret = None
+    regrets: tuple[Regret, ...] = ()
     if how.regret and not exhausted and best is not None:
-        regret = regret_of(space, scorer, best, best_at, how.proposes)
-    if regret is not None:
+        regrets = tuple(filter(None, [regret_of(space, scorer, best, best_at, how.proposes)]))
+    for regret in regrets:
         ranked = [
-            replace(score, regret=max(0.0, 1.0 - score.worth / regret.exact)) for score in ranked
+            replace(each, regret=max(0.0, 1.0 - each.worth / regret.exact)) for each in ranked
         ]
     best_ranked = [score.with_rank(rank) for rank, score in enumerate(ranked, start=1)]
     counted = Scored(space.name, scored, exhausted)
-    return SearchResult(
-        best_ranked, rows, (counted,), record.here, () if regret is None else (regret,)
-    )
+    return SearchResult(best_ranked, rows, (counted,), record.here, regrets)
 
 
 def _study(
@@ -189,7 +187,6 @@ def _study(
     about: Mapping[str, object],
     goals: Sequence[str],
 ) -> Study:
-    """The study of a search: in its storage, else in memory."""
     import optuna
 
     signs: list[Direction] = ["maximize" if GOALS[name].more else "minimize" for name in goals]
@@ -241,9 +238,8 @@ def merged(results: Sequence[SearchResult]) -> SearchResult:
     trials = [{**row, "number": number} for number, row in enumerate(rows)]
     here = sum(result.scored_here for result in results)
     spaces = tuple(space for result in results for space in result.spaces)
-    return SearchResult(
-        best, trials, spaces, here, tuple(regret for result in results for regret in result.regrets)
-    )
+    regrets = tuple(regret for result in results for regret in result.regrets)
+    return SearchResult(best, trials, spaces, here, regrets)
 
 
 def trial_row(number: int, trial: FrozenTrial, score: Score | None) -> dict[str, object]:
@@ -258,8 +254,8 @@ def trial_row(number: int, trial: FrozenTrial, score: Score | None) -> dict[str,
     }
     if score is None:
         return row
-    for name in (each.name for each in fields(score)):
-        value = getattr(score, name)
+    for each in fields(score):
+        name, value = each.name, getattr(score, each.name)
         if name == "drafter":
             row[name] = score.proposer.label()
         elif isinstance(value, Architecture):

@@ -69,9 +69,10 @@ def speedup_when_off(scorer: Scorer, draft: Draft) -> Estimate:
     """Speed-up of serving with the draft loaded and gamma 0: 1, or less where the engine runs the
     draft all the same."""
     decode, idle = scorer.decode_s, scorer.latency.idle_s(scorer.target, draft, scorer.workload)
-    value = decode.value / (decode.value + idle.value)
+    both = decode.value + idle.value
+    value = decode.value / both
     # An error of the idle pass d moves the ratio by d / (decode + idle), relative to it.
-    std = value * idle.std / (decode.value + idle.value)
+    std = value * idle.std / both
     return Estimate(value, std, weakest_source(decode.source, idle.source))
 
 
@@ -170,11 +171,9 @@ def _range(axis: Axis, text: str) -> tuple[float, float, int]:
         )
     if axis != "alpha" and (low != round(low) or high != round(high)):
         raise ArchsearchError(f"--range {text}: a {axis} is a whole number")
-    if not 2 <= int(count) <= MOST_POINTS:
-        raise ArchsearchError(
-            f"--range {text}: between 2 and {MOST_POINTS} points, not {int(count)}"
-        )
-    return low, high, int(count)
+    if not 2 <= (points := int(count)) <= MOST_POINTS:
+        raise ArchsearchError(f"--range {text}: between 2 and {MOST_POINTS} points, not {points}")
+    return low, high, points
 
 
 def curve(scorer: Scorer, draft: Draft, sweep: Sweep, held: Held | None = None) -> Curve:

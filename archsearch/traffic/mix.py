@@ -49,9 +49,7 @@ class LoadPart:
 
     def to_dict(self) -> dict[str, object]:
         """As `mix_of` reads it."""
-        data = as_data(self)
-        # the order counts: a continued run compares the text
-        return data | {name: data.pop(name) for name in LENGTHS}
+        return _with_last(self, *LENGTHS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +101,13 @@ class Mix:
 
     def to_dict(self) -> dict[str, object]:
         """As `mix_of` reads it."""
-        data = as_data(self)
-        # the order counts, as above
-        return data | {name: data.pop(name) for name in ("limits", "parts")}
+        return _with_last(self, "limits", "parts")
+
+
+def _with_last(record: object, *names: str) -> dict[str, object]:
+    """As data, in an order that counts: a continued run compares the text."""
+    data = as_data(record)
+    return data | {name: data.pop(name) for name in names}
 
 
 def read_mix(path: Path) -> Mix:
@@ -166,10 +168,9 @@ def _part(data: object, what: str) -> LoadPart:
         raise ArchsearchError(f"{what}: refill: false needs concurrency, of how many that start")
     if part.domain is not None and part.domain not in DOMAINS:
         raise ArchsearchError(f"{what}: domain {part.domain!r} is none of {', '.join(DOMAINS)}")
-    if min(part.output.values) < 1:
+    if (least := min(part.output.values)) < 1:
         raise ArchsearchError(
-            f"{what}, output_tokens: at least 1 token must be written, got"
-            f" {min(part.output.values)}"
+            f"{what}, output_tokens: at least 1 token must be written, got {least}"
         )
     return part
 

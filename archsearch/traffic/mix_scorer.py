@@ -27,14 +27,7 @@ from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
 from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.records import as_data
-from archsearch.search.objective import (
-    GridScores,
-    MixScore,
-    PartScore,
-    Score,
-    Scorer,
-    gain_of,
-)
+from archsearch.search.objective import GridScores, MixScore, PartScore, Score, Scorer, gain_of
 from archsearch.traffic.mix import LoadPart, Mix
 from archsearch.traffic.served import (
     Load,
@@ -59,8 +52,14 @@ class MixScorer(Scorer):
     def __init__(self, scorer: Scorer, mix: Mix, device: Device) -> None:
         """`scorer`: what is asked besides the mix. Raises ArchsearchError where not one request of
         a part fits the target."""
-        asked = scorer.workload.temperature, scorer.context.domain
-        self.mix = replace(mix, parts=tuple(_filled(part, *asked) for part in mix.parts))
+        heat, domain = scorer.workload.temperature, scorer.context.domain
+        # what is asked elsewhere where a part says nothing
+        parts = (
+            replace(part, temperature=heat) if part.temperature is None else part
+            for part in mix.parts
+        )
+        filled = tuple(replace(part, domain=part.domain or domain) for part in parts)
+        self.mix = replace(mix, parts=filled)
         self.device = device
         mix, self.main = self.mix, self.mix.main
         base = replace(scorer.workload, memory_fraction=mix.memory_fraction)
@@ -154,16 +153,10 @@ class MixScorer(Scorer):
         speedup = Estimate(gain, gain * std, score.speedup.source).between(
             (gain * math.exp(-down), gain * math.exp(up))
         )
-        mix = MixScore(
-            objective,
-            objective_of(served, objective, ranks),
-            objective_of(served, objective, ranks, plain=True),
-            parts,
-            over,
-        )
-        return replace(
-            score, speedup=speedup, tpot_s=Estimate(tpot, tpot * std, score.tpot_s.source), mix=mix
-        )
+        value, plain = (objective_of(served, objective, ranks, plain=off) for off in (False, True))
+        mix = MixScore(objective, value, plain, parts, over)
+        tpot_s = Estimate(tpot, tpot * std, score.tpot_s.source)
+        return replace(score, speedup=speedup, tpot_s=tpot_s, mix=mix)
 
     def _band(
         self, drafter: Drafter, each: ServedPart, taus: Mapping[int, Estimate] | None
@@ -233,19 +226,12 @@ class MixScorer(Scorer):
         return found | {each.name: float(each.over) for each in self._overs(drafter, served)}
 
     def _overs(self, drafter: Drafter, served: Sequence[ServedPart]) -> list[Over]:
-        return overs(
-            served,
-            self.mix,
-            drafter,
-            self.workload,
-            training_tokens(self.context, drafter.training_parameters),
-        )
+        tokens = training_tokens(self.context, drafter.training_parameters)
+        return overs(served, self.mix, drafter, self.workload, tokens)
 
     def limit_words(self) -> str:
-        asked = as_data(self.mix.limits)
-        return ", ".join(f"{name}={value:g}" for name, value in asked.items()) or (
-            super().limit_words()
-        )
+        asked = as_data(self.mix.limits).items()
+        return ", ".join(f"{name}={value:g}" for name, value in asked) or super().limit_words()
 
     # --- the same, changed
 
@@ -262,15 +248,6 @@ class MixScorer(Scorer):
         return self._again(self._base.with_gammas(gammas))
 
 
-def _filled(part: LoadPart, temperature: float, domain: str) -> LoadPart:
-    """The part with what is asked elsewhere where it says nothing."""
-    return replace(
-        part,
-        temperature=temperature if part.temperature is None else part.temperature,
-        domain=part.domain or domain,
-    )
-
-
 def held_alone(
     mix: Mix, target: Architecture, workload: Workload, latency: LatencyOfRounds, device: Device
 ) -> dict[LoadPart, int | None]:
@@ -279,10 +256,9 @@ def held_alone(
     Raises ArchsearchError where that is not one, or a part leaves nothing to draft.
     """
     served, found = replace(workload, memory_fraction=mix.memory_fraction), {}
+    facts = engine_facts(latency.engine)
     for part in mix.parts:
-        held = found[part] = held_by(
-            engine_facts(latency.engine), target, device, _at(served, part), None
-        )
+        held = found[part] = held_by(facts, target, device, _at(served, part), None)
         Load.of(part, (held, held), latency.largest_batch).check(part)
     return found
 

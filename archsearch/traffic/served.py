@@ -30,13 +30,7 @@ from archsearch.traffic.steady import (
     in_flight,
     together,
 )
-from archsearch.traffic.times import (
-    RoundTimes,
-    ladder,
-    prefill_s,
-    service_of,
-    times_over_batches,
-)
+from archsearch.traffic.times import RoundTimes, ladder, prefill_s, service_of, times_over_batches
 from archsearch.workload import Objective, Workload
 
 
@@ -83,14 +77,11 @@ class ServedPart:
         return crossing_rate(self.servers[0], drafting)
 
     def to_dict(self) -> dict[str, object]:
-        load = "name weight concurrency requests_per_second".split()
-        lengths = {"prompt_tokens": self.part.prompt.mean, "output_tokens": self.part.output.mean}
+        part, load = self.part, "name weight concurrency requests_per_second".split()
+        found = {name: getattr(part, name) for name in load}
+        found |= {"prompt_tokens": part.prompt.mean, "output_tokens": part.output.mean}
         own = "context gamma alpha tau speedup drafting plain off off_rate".split()
-        return (
-            {name: getattr(self.part, name) for name in load}
-            | lengths
-            | {name: encoded(getattr(self, name)) for name in own}
-        )
+        return found | {name: encoded(getattr(self, name)) for name in own}
 
 
 TokensOf = Callable[[int], RoundTokens | None]
@@ -240,10 +231,9 @@ def steady(server: Service, part: LoadPart) -> Steady:
 
 def context_of(scorer: Scorer, part: LoadPart) -> AcceptanceContext:
     """Where acceptance is asked for: the part's context, temperature and kind of text."""
-    context = replace(scorer.context, context_len=part.context)
-    if part.temperature is not None:
-        context = replace(context, temperature=part.temperature)
-    return context if part.domain is None else replace(context, domain=part.domain)
+    known = {"temperature": part.temperature, "domain": part.domain}
+    said: dict[str, Any] = {name: value for name, value in known.items() if value is not None}
+    return replace(scorer.context, context_len=part.context, **said)
 
 
 def drafting_somewhere(parts: Sequence[ServedPart]) -> list[ServedPart]:

@@ -118,11 +118,7 @@ class _Server:
 
 
 def simulate(
-    service: Service,
-    requests: Sequence[Request],
-    mean_prompt: float = 0.0,
-    *,
-    seed: int = 0,
+    service: Service, requests: Sequence[Request], mean_prompt: float = 0.0, *, seed: int = 0
 ) -> Simulated:
     """Serve `requests`. Prompts, `mean_prompt` tokens in the mean, add seconds in proportion to
     their tokens: what they cost beyond that (attention over themselves) is small beside the
@@ -140,7 +136,11 @@ def simulate(
 def _counted(server: _Server, requests: Sequence[Request]) -> Simulated:
     by_arrival = sorted(server.done, key=lambda each: each.request.arrival_s)
     counted = by_arrival[int(WARM_UP * len(by_arrival)) :] or by_arrival
-    long = [each for each in counted if each.request.output_tokens > 1]
+    tpots = [
+        (each.done_s - each.first_s) / (each.request.output_tokens - 1)
+        for each in counted
+        if each.request.output_tokens > 1
+    ]
     ttft = sorted(each.first_s - each.request.arrival_s for each in counted)
     end, span = max(each.done_s for each in counted), requests[-1].arrival_s
     start = counted[0].request.arrival_s
@@ -149,11 +149,7 @@ def _counted(server: _Server, requests: Sequence[Request]) -> Simulated:
     return Simulated(
         requests=len(counted),
         running=_running(server, start, span) if span > start else float(len(counted)),
-        tpot_s=statistics.fmean(
-            (each.done_s - each.first_s) / (each.request.output_tokens - 1) for each in long
-        )
-        if long
-        else 0.0,
+        tpot_s=statistics.fmean(tpots) if tpots else 0.0,
         ttft_s=statistics.fmean(ttft),
         ttft_p99_s=ttft[min(len(ttft) - 1, int(0.99 * len(ttft)))],
         tokens_per_s=sum(each.request.output_tokens for each in counted) / (end - start),

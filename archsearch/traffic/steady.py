@@ -64,12 +64,8 @@ class RoundTokens:
     def of(cls, alpha: Numbers, drift: float, gamma: int, share: float = 1.0) -> RoundTokens:
         """Of a drafter with `alpha`, its drift in logit per position, that drafts in `share` of
         rounds."""
-        return cls(
-            tuple(
-                share * chance
-                for chance in accepted_by_position(drifting_positions(alpha, drift, gamma))
-            )
-        )
+        reach = accepted_by_position(drifting_positions(alpha, drift, gamma))
+        return cls(tuple(share * chance for chance in reach))
 
     @cached_property
     def tau(self) -> Numbers:

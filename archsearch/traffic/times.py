@@ -7,6 +7,7 @@ The services of a server come from these times and from what its prompts add (`s
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -86,11 +87,8 @@ def times_over_batches(
     else:
         able = latency.facts.gammas(drafter, gammas)
         if isinstance(latency, LatencyModel):
-            rows = (
-                verified_rows(latency.rounds, work.batch_size, gamma)
-                for work in workloads
-                for gamma in (0, *able)
-            )
+            cases = itertools.product(sizes, (0, *able))
+            rows = (verified_rows(latency.rounds, *case) for case in cases)
             parts = (Part(*each, workload.context_len) for each in rows)
             latency.prepare((target, part, workload.tensor_parallel) for part in parts)
         idle = np.array([latency.idle_s(target, asked, work).value for work in workloads])
@@ -198,11 +196,8 @@ def service_of(
 ) -> Service:
     """The server that drafts `gamma` tokens a round; 0: with the draft loaded and idle; None:
     without one. `more`: other fields of `Service`."""
-    if gamma is None:
-        rounds = times.decode
-    elif gamma == 0:
-        rounds = (times.decode + times.idle.T).T
-    else:
+    rounds = times.decode if gamma is None else (times.decode + times.idle.T).T
+    if gamma:
         rounds = np.ascontiguousarray(times.round[:, times.gammas.index(gamma)])
     most = held if held is not None else MOST_RUNNING
     at, rounds = _beside(times.at, rounds, times.graph // ((gamma or 0) + 1))

@@ -37,7 +37,7 @@ class Lengths:
     ) -> Lengths:
         """From values with their weights (default: alike). Raises ArchsearchError for negative
         lengths, or weights of nothing."""
-        shares = [1.0] * len(counts) if weights is None else [number(weight) for weight in weights]
+        shares = [1.0] * len(counts) if weights is None else [*map(number, weights)]
         if not counts or len(shares) != len(counts):
             raise ArchsearchError(
                 f"{what}: {len(counts)} values and {len(shares)} weights; there must be as many, at"
@@ -53,9 +53,7 @@ class Lengths:
             raise ArchsearchError(
                 f"{what}: weights must be numbers, none negative, not all 0, got {shares}"
             )
-        return cls(
-            tuple(round(value) for value in counts), tuple(share / total for share in shares)
-        )
+        return cls(tuple(map(round, counts)), tuple(share / total for share in shares))
 
     @classmethod
     def read(cls, data: object, what: str) -> Lengths:
@@ -73,11 +71,9 @@ class Lengths:
                     if not low <= high:
                         raise ArchsearchError(f"{what}: low {low:g} lies above high {high:g}")
                     steps = (np.arange(POINTS) + 0.5) / POINTS
-                    return cls.of([low + (high - low) * float(step) for step in steps], what=what)
+                    return cls.of((low + (high - low) * steps).tolist(), what=what)
                 if names in ({"values"}, {"values", "weights"}):
-                    return cls.of(
-                        [number(value) for value in data["values"]], data.get("weights"), what
-                    )
+                    return cls.of([*map(number, data["values"])], data.get("weights"), what)
             except (TypeError, ValueError, OverflowError) as error:
                 if isinstance(error, ArchsearchError):
                     raise
@@ -104,7 +100,7 @@ class Lengths:
         spread = math.sqrt(math.log1p((std / mean) ** 2))
         normal = [NormalDist().inv_cdf((step + 0.5) / POINTS) for step in range(POINTS)]
         values = np.exp(spread * np.array(normal))
-        return cls.of([float(value) for value in values * mean / values.mean()], what=what)
+        return cls.of((values * mean / values.mean()).tolist(), what=what)
 
     @property
     def cv2(self) -> float:
@@ -113,15 +109,19 @@ class Lengths:
 
     @property
     def mean(self) -> float:
-        return math.fsum(v * weight for v, weight in zip(self.values, self.weights, strict=True))
+        return self._moment(1)
 
     @property
     def mean_square(self) -> float:
-        return math.fsum(v**2 * weight for v, weight in zip(self.values, self.weights, strict=True))
+        return self._moment(2)
+
+    def _moment(self, power: int) -> float:
+        both = zip(self.values, self.weights, strict=True)
+        return math.fsum(value**power * weight for value, weight in both)
 
     def sample(self, rng: np.random.Generator, count: int) -> list[int]:
         """`count` lengths by chance."""
-        return [int(value) for value in rng.choice(self.values, size=count, p=self.weights)]
+        return rng.choice(self.values, size=count, p=self.weights).tolist()
 
 
 def mean_context(prompt: Lengths, output: Lengths) -> int:
@@ -163,12 +163,12 @@ class Trace:
     @property
     def prompt(self) -> Lengths:
         """Lengths of the prompts, tokens."""
-        return _binned([request.prompt_tokens for request in self.requests], "prompts of the trace")
+        return _binned([each.prompt_tokens for each in self.requests], "prompts of the trace")
 
     @property
     def output(self) -> Lengths:
         """Lengths of the answers, tokens."""
-        return _binned([request.output_tokens for request in self.requests], "answers of the trace")
+        return _binned([each.output_tokens for each in self.requests], "answers of the trace")
 
 
 def read_trace(path: Path) -> Trace:
@@ -179,9 +179,13 @@ def read_trace(path: Path) -> Trace:
     except OSError as error:
         raise ArchsearchError(f"cannot read the trace {path}: {error.strerror or error}") from error
     except UnicodeDecodeError:
-        raise ArchsearchError(f"the trace {path} is no text; it must be {FORMS}") from None
+        raise _bad(path, f" is no text; it must be {FORMS}") from None
     rows, note = _rows(text, path)
     return _checked(rows, path, note)
+
+
+def _bad(path: Path, words: str) -> ArchsearchError:
+    return ArchsearchError(f"the trace {path}{words}")
 
 
 def _rows(text: str, path: Path) -> tuple[list[tuple[float, float, float]], str]:
@@ -198,10 +202,8 @@ def _rows(text: str, path: Path) -> tuple[list[tuple[float, float, float]], str]
         try:
             return _burst(text.splitlines(), path), ""
         except csv.Error as error:
-            raise ArchsearchError(
-                f"the trace {path} is no CSV ({error}); it must be {FORMS}"
-            ) from None
-    raise ArchsearchError(f"the trace {path} is none that is known here; it must be {FORMS}")
+            raise _bad(path, f" is no CSV ({error}); it must be {FORMS}") from None
+    raise _bad(path, f" is none that is known here; it must be {FORMS}")
 
 
 def _vllm(data: Mapping[str, object], path: Path) -> tuple[list[tuple[float, float, float]], str]:
@@ -210,18 +212,15 @@ def _vllm(data: Mapping[str, object], path: Path) -> tuple[list[tuple[float, flo
     if not starts:
         (duration,) = _numbers({"duration": [data.get("duration", 0.0)]}, "duration", path)
         if not 0 < duration < math.inf:
-            raise ArchsearchError(
-                f"the trace {path} does not say when requests arrived: it has neither start_times"
-                " nor a duration (seconds)"
-            )
+            words = "it has neither start_times nor a duration (seconds)"
+            raise _bad(path, f" does not say when requests arrived: {words}")
         starts = [duration * i / max(len(prompts), 1) for i in range(len(prompts))]
         note = (
             f"{path.name} does not say when requests arrived: spread evenly over its {duration:g} s"
         )
     if not len(prompts) == len(answers) == len(starts):
-        raise ArchsearchError(
-            f"the trace {path}: {len(starts)} arrivals, {len(prompts)} prompts and {len(answers)}"
-            " answers"
+        raise _bad(
+            path, f": {len(starts)} arrivals, {len(prompts)} prompts and {len(answers)} answers"
         )
     # they came as they ended; a benchmark's clock is its own
     return sorted(zip(starts, prompts, answers, strict=True)), note
@@ -232,9 +231,7 @@ def _numbers(data: Mapping[str, Any], name: str, path: Path) -> list[float]:
     try:
         return [float(value) for value in data.get(name) or []]
     except (TypeError, ValueError, OverflowError):
-        raise ArchsearchError(
-            f"the trace {path}: {name} must be numbers, a list of one a request"
-        ) from None
+        raise _bad(path, f": {name} must be numbers, a list of one a request") from None
 
 
 def _mooncake(lines: Iterable[str], path: Path) -> list[tuple[float, float, float]]:
@@ -247,9 +244,9 @@ def _mooncake(lines: Iterable[str], path: Path) -> list[tuple[float, float, floa
             names = ("timestamp", "input_length", "output_length")
             at, prompt, answer = (float(data[name]) for name in names)
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
-            raise ArchsearchError(
-                f"the trace {path}, line {count}: no timestamp, input_length and output_length; it"
-                f" must be {FORMS}"
+            raise _bad(
+                path,
+                f", line {count}: no timestamp, input_length and output_length; it must be {FORMS}",
             ) from None
         rows.append((at / 1e3, prompt, answer))
     return rows
@@ -260,14 +257,12 @@ def _burst(lines: list[str], path: Path) -> list[tuple[float, float, float]]:
     names = {name.strip().lower(): name for name in next(csv.reader(lines[:1]))}
     wanted = [names.get(name) for name in ("timestamp", "request tokens", "response tokens")]
     if None in wanted:
-        raise ArchsearchError(
-            f"the trace {path} has the columns {', '.join(names)}; it must be {FORMS}"
-        )
+        raise _bad(path, f" has the columns {', '.join(names)}; it must be {FORMS}")
     for count, line in enumerate(csv.DictReader(lines), start=2):
         try:
             at, prompt, answer = (float(line[str(name)]) for name in wanted)
         except (TypeError, ValueError):
-            raise ArchsearchError(f"the trace {path}, line {count}: a number is missing") from None
+            raise _bad(path, f", line {count}: a number is missing") from None
         rows.append((at, prompt, answer))
     return rows
 
@@ -278,27 +273,21 @@ def _checked(read: list[tuple[float, float, float]], path: Path, note: str) -> T
         words = f"{failed} requests without an answer were left out"
         note = f"{note}; {words}" if note else words
     if len(rows) < 2:
-        raise ArchsearchError(
-            f"the trace {path} holds {len(rows)} requests with an answer; at least 2 are needed"
-        )
-    began, before = rows[0][1], rows[0][1]
+        raise _bad(path, f" holds {len(rows)} requests with an answer; at least 2 are needed")
+    began = before = rows[0][1]
     requests: list[Request] = []
-    for count, arrival, prompt, output in rows:
-        if (
-            not all(math.isfinite(value) for value in (arrival, prompt, output))
-            or prompt < 0
-            or output < 1
-        ):
-            raise ArchsearchError(
-                f"the trace {path}, request {count}: it arrived at {arrival:g} s with {prompt:g}"
+    for count, *row in rows:
+        arrival, prompt, output = row
+        if not all(map(math.isfinite, row)) or prompt < 0 or output < 1:
+            raise _bad(
+                path,
+                f", request {count}: it arrived at {arrival:g} s with {prompt:g}"
                 f" prompt tokens and {output:g} written ones; neither may be negative, and all must"
-                " be numbers"
+                " be numbers",
             )
         if arrival < before:
-            raise ArchsearchError(
-                f"the trace {path} is out of order: request {count} arrived at {arrival:g} s, the"
-                f" one before it at {before:g} s; sort it by arrival"
-            )
+            words = f"request {count} arrived at {arrival:g} s, the one before it at {before:g} s"
+            raise _bad(path, f" is out of order: {words}; sort it by arrival")
         requests.append(Request(arrival - began, int(prompt), int(output)))
         before = arrival
     if requests[-1].arrival_s <= 0:
@@ -312,9 +301,7 @@ def _binned(values: list[int], what: str) -> Lengths:
     """At most BINS values: the means of equal shares of the sorted lengths."""
     ordered = sorted(values)
     if len(ordered) <= BINS:
-        return Lengths.of([float(value) for value in ordered], what=what)
+        return Lengths.of(ordered, what=what)
     edges = [round(i * len(ordered) / BINS) for i in range(BINS + 1)]
     parts = [ordered[start:end] for start, end in pairwise(edges)]
-    return Lengths.of(
-        [sum(part) / len(part) for part in parts], [len(part) for part in parts], what
-    )
+    return Lengths.of([sum(part) / len(part) for part in parts], [*map(len, parts)], what)
