@@ -139,14 +139,15 @@ class Record:
                 self.study.tell(trial, state=TrialState.FAIL)
                 continue
             score = self._score(shape)
-            for name, value in ({"origin": "sampler"} | _attributes(score)).items():
-                trial.set_user_attr(name, value)
-            if isinstance(score, str):
-                found = self.study.tell(trial, state=TrialState.PRUNED)
-            else:
+            told: dict[str, Any] = {"state": TrialState.PRUNED}
+            if not isinstance(score, str):
+                told = {"values": self._values(score)}
+                # before the score: a killed process leaves what it wrote
                 for name, over in self.scorer.constraints(shape).items():
                     trial.set_constraint(name, over)
-                found = self.study.tell(trial, self._values(score))
+            for name, value in ({"origin": "sampler"} | _attributes(score)).items():
+                trial.set_user_attr(name, value)
+            found = self.study.tell(trial, **told)
             self.known[shape] = found
             self.here += 1
             return found

@@ -184,6 +184,26 @@ def test_interrupt_loses_the_trial_in_flight_only(make_scorer, small_space, tmp_
     assert "RUNNING" not in states
 
 
+def test_a_trial_that_was_killed_as_it_ended_is_not_feasible_for_that(
+    make_scorer, small_space, tmp_path, monkeypatch
+):
+    """Its score was written, its end was not: the next search closes it, the one after reads it."""
+    path, scorer = tmp_path / "journal.log", make_scorer(limits=Limits(max_parameters=30_000_000))
+    write = optuna.Trial.set_user_attr
+
+    def killed(trial, name, value):
+        write(trial, name, value)
+        if name == "score" and value["parameters"] > 30_000_000:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(optuna.Trial, "set_user_attr", killed)
+        asked(small_space, scorer, trials=40, storage=path)
+    asked(small_space, scorer, trials=41, storage=path)
+    best = asked(small_space, scorer, trials=42, storage=path).best
+    assert best and all(score.parameters <= 30_000_000 for score in best)
+
+
 class Counting:
     """A scorer that remembers what it was asked."""
 
