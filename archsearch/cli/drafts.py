@@ -10,7 +10,7 @@ import click
 
 from archsearch.cli import options as o
 from archsearch.cli.app import emit, main
-from archsearch.engine_facts import engine_facts, engines_that
+from archsearch.engine_facts import engines_that
 from archsearch.errors import ArchsearchError
 
 
@@ -120,7 +120,7 @@ def train(
     o.rank_opt,
     o.opt(
         "--gamma gammas",
-        "Gamma to run (default: the score's, in transformers also up to two predicted within 3 % of"
+        "Gamma to run (default: the score's, on a CPU also up to two predicted within 3 % of"
         " it; under load the best at each concurrency); repeat for more.",
         o.GAMMA,
         multiple=True,
@@ -251,8 +251,8 @@ def confirm(run: Path, rank: int, count: int, **options: Any) -> None:
         emit(record, load_text(record, run, rank))
     else:
         asked = {"gammas": gammas, "prompt_count": count, "prompts": prompts, "choice": choice}
-        # an engine of its own would load the target again for each
-        close = engine_facts(choice.name or session.request.engine).in_process
+        # on a GPU an engine would load the target again for each
+        close = session.run.on_cpu and choice.server_url is None
         result = confirm_rank(session, rank, close=close, **asked)
         emit(result, confirm_text(result, run, rank) + engines_text(run))
 
