@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -91,6 +92,18 @@ def test_rows_are_the_engine_s_times(schedules: bool) -> None:
             gamma = sizes["gamma"]
             assert row.median_s == pytest.approx(((2e-3 + 0.3e-3 * gamma) if gamma else 0.5e-3) / 2)
             assert sizes["first_tokens"] == (gamma + 2 if gamma else 0)
+
+
+def test_a_call_during_which_the_pace_changed_is_made_once_more() -> None:
+    def spread(*first: float) -> float:
+        """Largest over smallest time of a row, where the machine's pace is `first`, then 2."""
+        paces = itertools.chain(first, itertools.repeat(2.0))
+        rows = measured(MadeUpEngine(), slowdown=lambda: next(paces))
+        return max(max(row.times_s) / min(row.times_s) for row in rows)
+
+    assert spread() == spread(1.0) == pytest.approx(1.0)
+    assert spread(1.8) == pytest.approx(2.0 / 1.9)  # steady enough: the mean of both
+    assert spread(1.0, 3.0) == pytest.approx(2.5 / 2.0)  # once more, not for ever
 
 
 def test_a_schedule_needs_one_start_a_draft() -> None:
