@@ -40,7 +40,14 @@ from archsearch.pipeline.serving import (
     rounds_of,
     served_words,
 )
-from archsearch.profiles import Profile, cpu_stack, draft_step_errors, find_profile, profiles_of
+from archsearch.profiles import (
+    BUSY_SHARE,
+    Profile,
+    cpu_stack,
+    draft_step_errors,
+    find_profile,
+    profiles_of,
+)
 from archsearch.records import as_data
 from archsearch.report.phrases import ServedBy
 from archsearch.speedup import tau
@@ -478,6 +485,8 @@ def _words(model: LatencyModel, device: Device) -> str:
         words += f", known error of a draft step {error:.1%}"
     elif not profile.known_error:
         words += ", never checked (archsearch profile --check 20)"
+    if (noisy := profile.noisy_share) > BUSY_SHARE:
+        words += f"; WARNING: made on a busy machine, {noisy:.0%} of its rows noisy: profile again"
     return words + attention
 
 

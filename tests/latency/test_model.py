@@ -4,6 +4,7 @@ seen."""
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm,
 from archsearch.drafters.heads import Eagle3
 from archsearch.errors import MissingDataError
 from archsearch.latency.model import LatencyModel
+from archsearch.pipeline.latency import choose_latency
 from archsearch.profiles import ForwardShape, Measurement, Profile, freeze_shape
+from archsearch.report.phrases import latency_warning
 from archsearch.search.space import load_space
-from archsearch.workload import Workload
+from archsearch.workload import Workload, WorkloadRequest
 from tests.doubles.passes import forward_s
 from tests.doubles.published_heads import first_pass
 from tests.doubles.world import CostLaw, write_profile
@@ -289,3 +292,19 @@ def test_a_list_of_ops_is_priced_by_the_coefficients_of_whole_models(model: Late
     ]
     assert layers[0] < model.ops_s(head).value < layers[1]
     assert model.ops_s(head, cold=False).value <= model.ops_s(head).value
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_what_a_busy_machine_measured_says_so(
+    drafts: list[Architecture], tmp_path: Path, share: float
+) -> None:
+    folder = tmp_path / "cpu" / "stack"
+    written = write_profile(folder, drafts, TARGET, LAW)
+    rows = list(written.rows.values())
+    noisy = [replace(row, times_s=(1.0, 2.0, 3.0)) for row in rows[: round(share * len(rows))]]
+    for row in noisy:
+        written.record(row)
+    asked = WorkloadRequest(gpu="cpu", profile=folder, engine="transformers")
+    words = choose_latency(asked, TARGET)[0].words
+    said = latency_warning(words, "t").startswith("made on a busy machine, ")
+    assert said == ("noisy: profile again" in words) == (share > 0.25)

@@ -15,6 +15,7 @@ from archsearch.engines.measure.rounds import RoundsMeasured
 from archsearch.estimate import Array
 from archsearch.latency.added import AddedFit
 from archsearch.latency.model import LatencyModel
+from archsearch.profiles import BUSY_SHARE
 from archsearch.records import Inline, Maybe, Stored
 from archsearch.report.terminal.layout import plus_minus, table
 
@@ -207,7 +208,7 @@ def _cpu_lines(pace: CpuPace, noisy_share: float) -> list[str]:
         " {0.slowdown_p95:.2f}); divided out of every repeat."
     )
     lines, loud = [words.format(pace)], pace.slowdown_p95 > 1.5 * pace.slowdown_p5
-    if loud or noisy_share > 0.25:
+    if loud or noisy_share > BUSY_SHARE:
         lines.append(
             "WARNING: this machine is busy or throttles: stop other work and run the command again,"
             " or trust the numbers less."
