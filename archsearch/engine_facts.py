@@ -21,8 +21,6 @@ from archsearch.drafters.drafter import Drafter
 from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.workload import Workload
 
-NEVER: Final = "9999"
-
 
 def _since(always: str, **later: str) -> Mapping[str, str]:
     """The first version that runs each family: "" for those that `always` ran."""
@@ -86,8 +84,9 @@ class EngineFacts:
     head_limits: Mapping[str, tuple[int, int | None]] = field(default_factory=dict, hash=False)
     # by a target's type: families that its class there has no interface for, as of `version`
     unread: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
-    # the first version that samples drafts where it is asked to; NEVER: it takes the likeliest
+    # the first version that samples drafts where it is asked to
     sampled_since: str = ""
+    greedy: bool = False  # drafts the likeliest at any temperature
     # writes a trimmed head's logits into rows of the whole vocabulary before choosing
     scattered_head: bool = False
 
@@ -326,7 +325,7 @@ _ROWS: Final = (
         nvidia_only=True,
         batches=True,  # in-flight batching
         schedules=True,  # draft_len_schedule
-        sampled_since=NEVER,  # unless use_rejection_sampling, which is not exported
+        greedy=True,  # unless use_rejection_sampling, which is not exported
         # speculative per-step costs remain at draft length 0 (pull request 18837, open in 2026-09)
         idle_round=True,
         # the one-model worker runs the draft in the target's mapping
@@ -344,7 +343,7 @@ _ROWS: Final = (
         recipe="archsearch.engines.environments.recipes:LLAMA_CPP",
         confirms=("independent", "eagle3", "ngram", "chain"),
         batches=True,  # slots, which write in one pass (server-context.cpp)
-        sampled_since=NEVER,  # common/speculative.cpp takes the first of its candidates
+        greedy=True,  # common/speculative.cpp takes the first of its candidates
         newest_ngram=2,  # ngram-simple; its own default of 12 finds next to nothing in answers
         synthesises=True,  # --spec-synth-rates (ggml-org/llama.cpp pull request 27711)
         catches_up=True,  # common_speculative_process

@@ -49,7 +49,7 @@ MOST_ELEMENTS: Final = 10**15
 MAY_BE_ZERO: Final = ("context", "q_rank", "rope")  # of single ops
 CACHE_STATES: Final = ("warm", "cold")
 NOISY_IQR: Final = 0.10  # torch.utils.benchmark warns at the same share of the median
-BUSY_SHARE: Final = 0.25  # of its rows: by so many noisy ones a machine was busy
+BUSY_SHARE: Final = 0.25  # of noisy rows, where a machine was busy
 GROSSLY_NOISY_IQR: Final = 0.25  # a repeat that something else disturbed: measure again, do not fit
 THROTTLED_DROP: Final = 0.10
 

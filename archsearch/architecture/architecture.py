@@ -233,7 +233,7 @@ class Architecture:
 
     @property
     def mixed(self) -> bool:
-        """Whether some of its layers have a window and others another or none."""
+        """Whether its layers differ in their windows."""
         return len(self.layers_by_window()) > 1
 
     def replace(self, **changes: Any) -> Architecture:

@@ -144,8 +144,8 @@ class Priced:
 @dataclass(frozen=True)
 class Setup(Priced):
     """The settings of an export. `folder`: where the export will lie; `target`: folder or hub id;
-    `dtype` as torch names it; `layers`: of the target, whose inputs a head reads; `mixed`: some of
-    the draft's layers have a window and some have none."""
+    `dtype` as torch names it; `layers`: of the target, whose inputs a head reads; `mixed`:
+    `Architecture.mixed` of the draft."""
 
     folder: Path
     target: str

@@ -108,7 +108,8 @@ def too_long(scorer: Scorer, context: int) -> list[str]:
 
 def drawn_greedily(engine: str | None, version: str | None, families: Iterable[str]) -> list[str]:
     """That drafts are not sampled, as alpha above temperature 0 counts on."""
-    if engine_facts(engine).samples(version) or SAMPLED.isdisjoint(families):
+    facts = engine_facts(engine)
+    if SAMPLED.isdisjoint(families) or (facts.samples(version) and not facts.greedy):
         return []
     return [f"{engine} drafts greedily: above temperature 0 it accepts less than predicted here"]
 

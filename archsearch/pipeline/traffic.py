@@ -28,6 +28,7 @@ from archsearch.report.terminal.traffic import (
     Traffic,
     UnderLoad,
 )
+from archsearch.runs.tables import pays_beside
 from archsearch.search.objective import gain_of
 from archsearch.text.prompts import read_prompts
 from archsearch.traffic.mix import LoadPart, Mix, read_mix
@@ -145,8 +146,7 @@ def _served(item: Priced, trace: Trace | None, simulated: int) -> UnderLoad:
         objective=value,
         plain_objective=mix.plain,
         speedup=judged_gain if full else gain,
-        pays=max(judged_gain, better.rate if better else 0.0) > (better.alone if better else 1.0)
-        and not mix.broken_limits,
+        pays=pays_beside(judged_gain, better) and not mix.broken_limits,
         broken_limits=mix.broken_limits,
         parts=tuple(rows),
         remedied=better,

@@ -115,6 +115,11 @@ class Remedied:
         return self.alone * self.speedup.value
 
 
+def pays_beside(gain: float, better: Remedied | None) -> bool:
+    """Whether a speed-up, also by `better`, beats the target alone as that is served fastest."""
+    return gain > 1.0 if better is None else max(gain, better.rate) > better.alone
+
+
 @dataclass(frozen=True)
 class Curves:
     """All of one run.

@@ -178,7 +178,7 @@ class StepRows:
             both = 0.5 * (before + after)
             if abs(before / after - 1.0) <= UNSTEADY or not again:
                 break
-            before = after  # the pace changed meanwhile: neither is its own
+            before = after  # the pace changed meanwhile
         self.add(steps, batch, gamma, case.draft, known or (lambda tokens: both))
 
     def add(

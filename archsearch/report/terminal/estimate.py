@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from archsearch.estimate import Estimate
 from archsearch.records import Inline, Maybe
 from archsearch.report.answer import (
     SCREEN,
@@ -31,7 +30,7 @@ from archsearch.report.phrases import (
 )
 from archsearch.report.section import columns
 from archsearch.report.terminal.layout import plus_minus, table, wrapped
-from archsearch.runs.tables import Remedied
+from archsearch.runs.tables import Remedied, pays_beside
 from archsearch.search.objective import Score
 
 OVER_MIX = (
@@ -81,23 +80,17 @@ class Entry:
         """Whether it has another tokenizer, no room, or breaks a limit."""
         return self.other_tokenizer, bool(self.no_room), bool(self.score.broken_limits)
 
-    def judged(self) -> tuple[Estimate, float]:
-        """The speed-up where it is served the fastest, and what that has to beat: the target alone,
-        the engine's switch set or not."""
-        gain, better = self.score.speedup, self.remedied
-        if better is None:
-            return gain, 1.0
-        return (better.speedup, 1.0) if better.rate > gain.value else (gain, better.alone)
-
     @property
     def verdict(self) -> str:
-        gain, least = self.judged()
-        return verdict(gain, least=least)
+        """As it is served the fastest, over the target alone as that is."""
+        gain, better = self.score.speedup, self.remedied
+        if better is not None and better.rate > gain.value:
+            return verdict(better.speedup)
+        return verdict(gain, least=1.0 if better is None else better.alone)
 
     @property
     def pays(self) -> bool:
-        gain, least = self.judged()
-        return gain.value > least and not any(self.barred)
+        return pays_beside(self.score.speedup.value, self.remedied) and not any(self.barred)
 
     @property
     def answer(self) -> str:
